@@ -1,0 +1,148 @@
+"""The language model: built from configuration or taken from a folder; states and logits of it."""
+
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from stage1_llm.config import LLMConfig
+from tts_stack.contract import TokenMap
+from tts_stack.errors import CheckpointError, ConfigError
+
+
+def build_llm(config: LLMConfig, tokens: TokenMap, *, seed: int) -> PreTrainedModel:
+    """A model with random weights that depend on `seed` alone, or `config.base_model` grown.
+
+    Raises:
+        CheckpointError: the base model cannot be read.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if config.base_model is not None:
+            return _grow(config.base_model, tokens)
+        if config.architecture == "llama":
+            return LlamaForCausalLM(LlamaConfig(**_shape(config, tokens)))
+        return Qwen3ForCausalLM(Qwen3Config(**_shape(config, tokens)))
+
+
+def hidden_states(model: PreTrainedModel, input_ids: Tensor, position_ids: Tensor, *, layer: int = -1) -> Tensor:
+    """States of one layer for right-padded rows, [B, L] -> [B, L, D].
+
+    Args:
+        model: a causal LM.
+        input_ids: [B, L].
+        position_ids: [B, L], may be fractional.
+        layer: index into the model's hidden states; -1 is after the final norm.
+    """
+    return embedded_states(model, model.get_input_embeddings()(input_ids), position_ids, layer=layer)
+
+
+def embedded_states(
+    model: PreTrainedModel, embeddings: Tensor, position_ids: Tensor, *, layer: int = -1
+) -> Tensor:
+    """`hidden_states` from input embeddings [B, L, D].
+
+    Padding stands right of everything real, so the causal order alone hides it. An all-ones mask
+    is passed all the same: without one, transformers 5 reads restarted positions as packed
+    documents and audio no longer sees its text; with one it takes the fast causal kernel.
+    """
+    mask = torch.ones(embeddings.shape[:2], dtype=torch.bool, device=embeddings.device)
+    needs_all = layer_index(model, layer) != num_layers(model)
+    output = model.get_decoder()(
+        inputs_embeds=embeddings,
+        attention_mask=mask,
+        position_ids=position_ids,
+        use_cache=False,
+        output_hidden_states=needs_all,
+    )
+    found = output.hidden_states[layer] if needs_all else output.last_hidden_state
+    return cast(Tensor, found)
+
+
+def num_layers(model: PreTrainedModel) -> int:
+    """Transformer blocks; a model has one more hidden state than blocks."""
+    return int(model.config.num_hidden_layers)
+
+
+def layer_index(model: PreTrainedModel, layer: int) -> int:
+    """`layer` as a non-negative index into the num_layers + 1 hidden states.
+
+    Raises:
+        ConfigError: the model has no such layer.
+    """
+    count = num_layers(model) + 1
+    if not -count <= layer < count:
+        raise ConfigError(
+            f"prompt.hidden_layer is {layer}, expected {-count} .. {count - 1} for a model of "
+            f"{count - 1} layers"
+        )
+    return layer % count
+
+
+def head(model: PreTrainedModel) -> nn.Module:
+    """States [..., D] -> logits [..., V]."""
+    return cast(nn.Module, model.get_output_embeddings())
+
+
+def saved_weights(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The state dict without aliases of tied matrices."""
+    tied = set(model.all_tied_weights_keys)
+    return {name: value for name, value in model.state_dict().items() if name not in tied}
+
+
+def load_saved_weights(model: PreTrainedModel, weights: dict[str, Tensor]) -> None:
+    """Inverse of `saved_weights`.
+
+    Raises:
+        CheckpointError: a weight is missing, unknown or of another shape.
+    """
+    tied = set(model.all_tied_weights_keys)
+    try:
+        result = model.load_state_dict(weights, strict=False)
+    except RuntimeError as error:
+        raise CheckpointError(f"weights do not fit the model: {str(error).splitlines()[-1].strip()}") from error
+    wrong = [*(name for name in result.missing_keys if name not in tied), *result.unexpected_keys]
+    if wrong:
+        raise CheckpointError(f"weights do not fit the model: {', '.join(wrong[:3])} missing or unknown")
+    model.tie_weights()
+
+
+def _shape(config: LLMConfig, tokens: TokenMap) -> dict[str, object]:
+    return {
+        "vocab_size": tokens.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.hidden_size // config.num_heads,
+        "max_position_embeddings": config.max_positions,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "tie_word_embeddings": config.tie_embeddings,
+        "pad_token_id": tokens.pad,
+        "bos_token_id": tokens.text_start,
+        "eos_token_id": tokens.audio_end,
+        "attn_implementation": "sdpa",
+    }
+
+
+def _grow(folder: str, tokens: TokenMap) -> PreTrainedModel:
+    if not (Path(folder) / "config.json").is_file():
+        raise CheckpointError(
+            f"{folder}: no config.json; llm.base_model must be the folder of a Hugging Face causal LM"
+        )
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa", dtype=torch.float32)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder}: cannot be read as a causal LM ({error})") from error
+    model.resize_token_embeddings(tokens.vocab_size, mean_resizing=False)
+    return cast(PreTrainedModel, model)

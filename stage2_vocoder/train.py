@@ -1,0 +1,182 @@
+"""Train stage 2: one call runs one phase, from the states folder of a run to a vocoder folder.
+
+    <run>/states/                              hidden states, extracted before
+    <run>/vocoder/reconstruction/              checkpoints, metrics, model/
+    <run>/vocoder/adversarial/                 the same; starts from reconstruction/model/
+"""
+
+import dataclasses
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from stage2_vocoder.checkpoint import VocoderIdentity, load_vocoder, read_identity, save_vocoder
+from stage2_vocoder.config import PHASES, VocoderTrainConfig
+from stage2_vocoder.dataset import VocoderData
+from stage2_vocoder.model import Vocoder, build_vocoder, count_parameters
+from stage2_vocoder.module import AdversarialTask, ReconstructionTask
+from stage2_vocoder.states import StateStore
+from tts_stack.errors import CheckpointError, ConfigError
+from tts_stack.runtime import open_run_dir, seed_everything
+from tts_stack.shards import Corpus
+from tts_stack.training import (
+    BEST_WEIGHTS,
+    FINAL_WEIGHTS,
+    TrainerConfig,
+    TrainSummary,
+    load_weights,
+    make_fabric,
+    train,
+)
+
+logger = logging.getLogger(__name__)
+MODEL_FOLDER = "model"
+STATES_FOLDER = "states"
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    corpus: Corpus
+    store: StateStore
+    train_data: VocoderData
+    validation_data: VocoderData
+
+
+def run_training(
+    config: VocoderTrainConfig, phase: str, *, resume: bool, llm_sha256: str | None = None
+) -> TrainSummary:
+    """Train one phase and write its vocoder to `<run>/vocoder/<phase>/model`.
+
+    Args:
+        config: the composed configs/train_vocoder.yaml.
+        phase: "reconstruction" or "adversarial".
+        resume: continue the phase from its last checkpoint.
+        llm_sha256: the LLM whose states `<run>/states` must hold; None accepts any.
+
+    Returns:
+        Figures of the phase.
+
+    Raises:
+        ConfigError: unknown phase, or a run folder that already holds this phase.
+        CheckpointError: states of another LLM, or no finished reconstruction to start from.
+        DataError: states and corpus do not fit.
+        TTSStackError: training stopped early.
+    """
+    if phase not in PHASES:
+        raise ConfigError(f"phase is {phase!r}, expected {' or '.join(PHASES)}")
+    inputs = _open_inputs(config, llm_sha256)
+    identity = _identity(config, inputs, phase)
+    seed_everything(config.trainer.seed)
+    vocoder = _first_weights(config, identity)
+    folder = open_run_dir(phase_folder(config.run, phase), config, resume=resume)
+
+    trainer = phase_trainer(config, phase)
+    fabric = make_fabric(trainer)
+    task_class = ReconstructionTask if phase == "reconstruction" else AdversarialTask
+    task = task_class(fabric, vocoder, config, inputs.train_data, inputs.validation_data)
+    logger.info(
+        "vocoder %s: %.2f M parameters, receptive field %d tokens, %d utterances",
+        phase,
+        count_parameters(vocoder) / 1e6,
+        vocoder.receptive_field_tokens(),
+        len(inputs.train_data),
+    )
+    summary = train(
+        task,
+        folder,
+        trainer,
+        resume=resume,
+        fingerprint=_fingerprint(identity, inputs),
+        title=f"vocoder {phase}",
+    )
+    # A GAN's spectral figures get worse while its sound gets better: the last average is kept.
+    kept = BEST_WEIGHTS if phase == "reconstruction" else FINAL_WEIGHTS
+    save_vocoder(folder / MODEL_FOLDER, identity, load_weights(folder / "checkpoints" / kept))
+    return summary
+
+
+def phase_folder(run: str | Path, phase: str) -> Path:
+    """Folder of one phase inside a run."""
+    return Path(run) / "vocoder" / phase
+
+
+def states_folder(run: str | Path) -> Path:
+    """Folder of a run's hidden states."""
+    return Path(run) / STATES_FOLDER
+
+
+def finished_vocoder(run: str | Path) -> Path:
+    """The vocoder folder of a run's last finished phase.
+
+    Raises:
+        CheckpointError: no phase is finished.
+    """
+    for phase in reversed(PHASES):
+        folder = phase_folder(run, phase) / MODEL_FOLDER
+        if (folder / "config.json").exists():
+            return folder
+    raise CheckpointError(
+        f"{Path(run) / 'vocoder'}: no finished vocoder; run tts-stack train vocoder run={run}"
+    )
+
+
+def phase_trainer(config: VocoderTrainConfig, phase: str) -> TrainerConfig:
+    """The trainer of a phase: its own number of steps when it names one."""
+    own = config.reconstruction if phase == "reconstruction" else config.adversarial
+    return dataclasses.replace(
+        config.trainer, max_steps=own.max_steps or config.trainer.max_steps
+    )
+
+
+def _open_inputs(config: VocoderTrainConfig, llm_sha256: str | None) -> _Inputs:
+    corpus = Corpus.open(Path(config.corpus))
+    store = StateStore.open(states_folder(config.run), corpus, llm_sha256=llm_sha256)
+    cache_bytes = config.data.cache_mb * 1_000_000
+    train_data = VocoderData.open(corpus, store, "train", cache_bytes)
+    validation_data = VocoderData.open(corpus, store, "validation", 0)
+    return _Inputs(corpus, store, train_data, validation_data)
+
+
+def _identity(config: VocoderTrainConfig, inputs: _Inputs, phase: str) -> VocoderIdentity:
+    return VocoderIdentity(
+        vocoder=config.vocoder,
+        audio=inputs.corpus.audio_spec,
+        hidden_size=inputs.store.info.hidden_size,
+        llm_sha256=inputs.store.info.identity.llm_sha256,
+        phase=phase,
+    )
+
+
+def _first_weights(config: VocoderTrainConfig, identity: VocoderIdentity) -> Vocoder:
+    if identity.phase == "reconstruction":
+        return build_vocoder(
+            identity.vocoder, hidden_size=identity.hidden_size, audio=identity.audio
+        )
+    folder = phase_folder(config.run, "reconstruction") / MODEL_FOLDER
+    if not (folder / "config.json").exists():
+        raise CheckpointError(
+            f"{folder}: no finished reconstruction to start from; run tts-stack train vocoder "
+            f"phase=reconstruction run={config.run} first"
+        )
+    found = read_identity(folder)
+    if found != dataclasses.replace(identity, phase=found.phase):
+        raise CheckpointError(
+            f"{folder}: made for {_describe(found)}, this run is {_describe(identity)}; "
+            "train the reconstruction phase again"
+        )
+    return load_vocoder(folder).train()
+
+
+def _describe(identity: VocoderIdentity) -> str:
+    vocoder = identity.vocoder
+    return (
+        f"LLM {identity.llm_sha256[:12]}, hidden size {identity.hidden_size}, vocoder "
+        f"{vocoder.dim}/{vocoder.intermediate_dim} x {vocoder.num_token_blocks}+{vocoder.num_layers}"
+        f", {identity.audio.sample_rate} Hz"
+    )
+
+
+def _fingerprint(identity: VocoderIdentity, inputs: _Inputs) -> str:
+    return (
+        f"{_describe(identity)}, corpus {inputs.store.info.identity.corpus_hash}"
+    )

@@ -1,0 +1,47 @@
+import pytest
+from stage1_support import tiny_config
+
+from stage1_llm.config import BatchingConfig, LLMTrainConfig, LossConfig, OptimizerConfig
+from tts_stack.config import load_config
+from tts_stack.errors import ConfigError
+
+REQUIRED = ["corpus=a", "run=b"]
+
+
+@pytest.mark.parametrize("choice", ["llama_5m", "llama_10m", "qwen3_5m", "tiny"])
+def test_every_model_choice_loads(choice):
+    config = load_config(LLMTrainConfig, "train_llm", [*REQUIRED, f"llm={choice}"])
+    assert config.llm.base_model is None
+
+
+@pytest.mark.parametrize("choice", ["demo_llm", "joe_llm"])
+def test_every_experiment_loads(choice):
+    config = load_config(LLMTrainConfig, "train_llm", [*REQUIRED, f"experiment={choice}"])
+    assert config.schedule.warmup_steps < config.trainer.max_steps
+
+
+def test_an_override_beats_the_experiment():
+    overrides = [*REQUIRED, "experiment=demo_llm", "trainer.max_steps=7"]
+    assert load_config(LLMTrainConfig, "train_llm", overrides).trainer.max_steps == 7
+
+
+def test_corpus_and_run_must_be_given():
+    with pytest.raises(ConfigError, match="corpus, run must be given"):
+        load_config(LLMTrainConfig, "train_llm")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: tiny_config(architecture="gpt"), "llm.architecture is 'gpt', expected one of"),
+        (lambda: tiny_config(num_heads=3), "hidden_size is 32, expected a multiple of twice"),
+        (lambda: tiny_config(num_kv_heads=3), "num_kv_heads is 3, expected a divisor"),
+        (lambda: BatchingConfig(10, 20), "max_length is 20, expected at most"),
+        (lambda: LossConfig(-1.0, 1.0, 1.0), "loss.text_weight is -1.0, expected at least 0"),
+        (lambda: OptimizerConfig(kind="sgd"), "optimizer.kind is 'sgd'"),
+        (lambda: LLMTrainConfig(token_noise=1.5), "token_noise is 1.5, expected 0 or more"),
+    ],
+)
+def test_values_out_of_range_are_refused(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()

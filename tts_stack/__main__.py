@@ -1,0 +1,5 @@
+"""`python -m tts_stack` is `tts-stack`."""
+
+from tts_stack.cli import main
+
+main()

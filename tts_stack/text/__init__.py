@@ -1,0 +1,1 @@
+"""Raw text -> what the LLM reads: cleaning, number words, phonemes, sentence splitting."""
