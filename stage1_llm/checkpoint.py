@@ -2,11 +2,12 @@
 
 import dataclasses
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
+from stage1_llm.model import load_model, save_model
 from tts_stack.contract import CONTRACT_FILE, VoiceContract, file_sha256
 from tts_stack.errors import CheckpointError
 
@@ -23,8 +24,7 @@ class LoadedLLM(NamedTuple):
 
 def save_llm(model: PreTrainedModel, contract: VoiceContract, folder: Path) -> VoiceContract:
     """Write the folder; returns the contract with the weights' hash in it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(folder)
+    save_model(model, folder)
     sealed = dataclasses.replace(contract, llm_sha256=file_sha256(folder / WEIGHTS_FILE))
     sealed.save(folder / CONTRACT_FILE)
     return sealed
@@ -50,16 +50,11 @@ def load_llm(folder: Path, *, device: torch.device | None = None) -> LoadedLLM:
             f"{contract.llm_sha256[:12] or '(none)'}; the two files are not of one voice: "
             "copy the whole folder again"
         )
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, attn_implementation="sdpa", dtype=torch.float32, local_files_only=True
-        )
-    except (OSError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{folder}: cannot be read as a causal LM ({error})") from error
+    model = load_model(folder)
     rows = model.get_input_embeddings().num_embeddings
     if rows != contract.tokens.vocab_size:
         raise CheckpointError(
             f"{folder}: the model has {rows} embedding rows, {CONTRACT_FILE} says "
             f"{contract.tokens.vocab_size}; export the voice again"
         )
-    return LoadedLLM(cast(PreTrainedModel, model).to(device or "cpu").eval(), contract)
+    return LoadedLLM(model.to(device or "cpu"), contract)

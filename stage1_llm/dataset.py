@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stage1_llm.prompt import Prompt, build_prompt
-from stage1_llm.vocab import TextEncoder
+from stage1_llm.vocab import encode_text
 from tts_stack.contract import LengthSpec, PromptSpec, TokenMap
 from tts_stack.errors import DataError
 from tts_stack.records import TokenizedUtterance
@@ -41,20 +41,19 @@ def encode_samples(
     Raises:
         DataError: there are several codebooks, or no sample is left.
     """
-    encoder = TextEncoder(tokens)
     kept: list[Sample] = []
     empty: list[str] = []
     too_long: list[str] = []
-    num_unknown = 0
+    num_dropped = 0
     for utterance in utterances:
         if utterance.semantic_tokens.ndim != 1:
             raise DataError(
-                f"{utterance.id}: {utterance.semantic_tokens.shape[1]} codebooks, stage 1 trains on "
-                "one; tokenize with a single-codebook codec"
+                f"{utterance.id}: {utterance.semantic_tokens.shape[1]} codebooks, stage 1 trains "
+                "on one; tokenize with a single-codebook codec"
             )
-        encoded = encoder.encode(utterance.model_text)
-        num_unknown += encoded.num_unknown
-        sample = Sample(utterance.id, encoded.token_ids, utterance.semantic_tokens)
+        encoded = encode_text(utterance.model_text, tokens)
+        num_dropped += encoded.num_dropped
+        sample = Sample(utterance.id, encoded.ids, utterance.semantic_tokens)
         if not sample.text_ids or not len(sample.semantic_tokens):
             empty.append(sample.id)
         elif sample.length > max_length:
@@ -63,8 +62,8 @@ def encode_samples(
             kept.append(sample)
     _report(split, "without text or audio", empty)
     _report(split, f"longer than {max_length} tokens", too_long)
-    if num_unknown:
-        logger.warning("%s: %d symbols unknown to the voice were dropped", split, num_unknown)
+    if num_dropped:
+        logger.warning("%s: %d symbols unknown to the voice were dropped", split, num_dropped)
     if not kept:
         raise DataError(
             f"{split}: none of {len(utterances)} utterances is left for stage 1 ({len(too_long)} "

@@ -5,10 +5,10 @@
 any other causal LM. A test holds both to the teacher-forced states.
 """
 
-from typing import NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 from transformers import DynamicCache, PreTrainedModel
 
@@ -105,9 +105,9 @@ class LlamaDecoder:
 
     def __init__(self, model: PreTrainedModel, *, layer: int, capacity: int) -> None:
         self._model, self._layer, self._capacity = model, layer_index(model, layer), capacity
-        decoder = cast(nn.Module, model.get_decoder())
-        self._embedding = cast(nn.Module, model.get_input_embeddings()).weight
-        self._norm, self._head = decoder.norm, head(model).weight
+        decoder = model.get_decoder()
+        self._embedding = model.get_input_embeddings().weight
+        self._norm, self._head = decoder.norm, model.get_output_embeddings().weight
         self._inv_freq = decoder.rotary_emb.inv_freq.float()  # [head_dim / 2]
         self._blocks = [_Block(module) for module in decoder.layers]
         self._length = 0
@@ -141,7 +141,7 @@ class LlamaDecoder:
 class _Block:
     """One transformer block and its cache."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: Any) -> None:
         attention, mlp = module.self_attn, module.mlp
         self._norms = module.input_layernorm, module.post_attention_layernorm
         projections = attention.q_proj, attention.k_proj, attention.v_proj
@@ -182,7 +182,7 @@ class _Block:
         return functional.linear(attended.flatten(), self._out)
 
 
-def _rms_norm(x: Tensor, norm: nn.Module) -> Tensor:
+def _rms_norm(x: Tensor, norm: Any) -> Tensor:
     return functional.rms_norm(x, x.shape[-1:], norm.weight, norm.variance_epsilon)
 
 

@@ -127,7 +127,7 @@ def generate(
     Args:
         model: in evaluation mode.
         contract: of the voice the model belongs to.
-        text_ids: symbols as ids, from `TextEncoder`.
+        text_ids: symbols as ids, from `encode_text`.
         settings: sampling.
         generator: on the CPU; the same seed gives the same tokens.
 

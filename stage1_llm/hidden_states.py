@@ -10,7 +10,7 @@ from stage1_llm.batching import plan_epoch
 from stage1_llm.collate import collate_prompts
 from stage1_llm.model import hidden_states
 from stage1_llm.prompt import Prompt, build_prompt
-from stage1_llm.vocab import TextEncoder
+from stage1_llm.vocab import encode_text
 from tts_stack.contract import VoiceContract
 from tts_stack.errors import DataError
 from tts_stack.records import TokenizedUtterance
@@ -72,10 +72,8 @@ def audio_slice(prompt: Prompt, state_position: str) -> slice:
 
 
 def _prompt(utterance: TokenizedUtterance, contract: VoiceContract) -> Prompt:
-    text_ids = TextEncoder(contract.tokens).encode(utterance.model_text).token_ids
+    text_ids = encode_text(utterance.model_text, contract.tokens).ids
     try:
-        return build_prompt(
-            text_ids, utterance.semantic_tokens, contract.tokens, contract.prompt
-        )
+        return build_prompt(text_ids, utterance.semantic_tokens, contract.tokens, contract.prompt)
     except DataError as error:
         raise DataError(f"{utterance.id}: {error}") from error

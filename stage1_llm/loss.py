@@ -12,7 +12,7 @@ from stage1_llm.prompt import GROUP_NAMES
 class Supervised(NamedTuple):
     """The N positions that predict something, flattened over the batch."""
 
-    index: Tensor  # [N] into the flattened [B * L] positions of the states
+    positions: Tensor  # [N] into the flattened [B * L] positions of the states
     labels: Tensor  # [N]
     groups: Tensor  # [N]
 
@@ -20,8 +20,8 @@ class Supervised(NamedTuple):
 class GroupSums(NamedTuple):
     """Sums over labels, one entry a group (text, audio, end)."""
 
-    loss: Tensor  # [3], nats
-    count: Tensor  # [3]
+    losses: Tensor  # [3], nats
+    counts: Tensor  # [3]
 
 
 def supervised_positions(labels: Tensor, groups: Tensor, weights: Tensor) -> Supervised:
@@ -61,10 +61,10 @@ def group_hits(logits: Tensor, labels: Tensor, groups: Tensor) -> Tensor:
 
 def weighted_loss(sums: GroupSums, weights: Tensor) -> Tensor:
     """Weighted mean over all labels; zero, never NaN, when there is nothing to learn."""
-    total_weight = (weights * sums.count).sum()
+    total_weight = (weights * sums.counts).sum()
     if total_weight == 0:
-        return (sums.loss * 0).sum()
-    return (weights * sums.loss).sum() / total_weight
+        return (sums.losses * 0).sum()
+    return (weights * sums.losses).sum() / total_weight
 
 
 def group_means(sums: Tensor, counts: Tensor, suffix: str = "") -> dict[str, float]:

@@ -1,9 +1,12 @@
 """The language model: built from configuration or taken from a folder; states and logits of it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
@@ -13,6 +16,7 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from transformers.utils import logging as hf_logging
 
 from stage1_llm.config import LLMConfig
 from tts_stack.contract import TokenMap
@@ -34,7 +38,25 @@ def build_llm(config: LLMConfig, tokens: TokenMap, *, seed: int) -> PreTrainedMo
         return Qwen3ForCausalLM(Qwen3Config(**_shape(config, tokens)))
 
 
-def hidden_states(model: PreTrainedModel, input_ids: Tensor, position_ids: Tensor, *, layer: int = -1) -> Tensor:
+def load_model(folder: Path) -> PreTrainedModel:
+    """Read a Hugging Face causal LM folder in float32, for inference.
+
+    Raises:
+        CheckpointError: the folder is not one, or is damaged.
+    """
+    try:
+        with _no_progress_bars():
+            model = AutoModelForCausalLM.from_pretrained(
+                folder, attn_implementation="sdpa", dtype=torch.float32, local_files_only=True
+            )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise CheckpointError(f"{folder}: cannot be read as a causal LM ({error})") from error
+    return cast(PreTrainedModel, model).eval()
+
+
+def hidden_states(
+    model: PreTrainedModel, input_ids: Tensor, position_ids: Tensor, *, layer: int = -1
+) -> Tensor:
     """States of one layer for right-padded rows, [B, L] -> [B, L, D].
 
     Args:
@@ -43,7 +65,9 @@ def hidden_states(model: PreTrainedModel, input_ids: Tensor, position_ids: Tenso
         position_ids: [B, L], may be fractional.
         layer: index into the model's hidden states; -1 is after the final norm.
     """
-    return embedded_states(model, model.get_input_embeddings()(input_ids), position_ids, layer=layer)
+    return embedded_states(
+        model, model.get_input_embeddings()(input_ids), position_ids, layer=layer
+    )
 
 
 def embedded_states(
@@ -66,6 +90,13 @@ def embedded_states(
     )
     found = output.hidden_states[layer] if needs_all else output.last_hidden_state
     return cast(Tensor, found)
+
+
+def save_model(model: PreTrainedModel, folder: Path) -> None:
+    """Write a Hugging Face folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with _no_progress_bars():
+        model.save_pretrained(folder)
 
 
 def num_layers(model: PreTrainedModel) -> int:
@@ -109,10 +140,14 @@ def load_saved_weights(model: PreTrainedModel, weights: dict[str, Tensor]) -> No
     try:
         result = model.load_state_dict(weights, strict=False)
     except RuntimeError as error:
-        raise CheckpointError(f"weights do not fit the model: {str(error).splitlines()[-1].strip()}") from error
+        raise CheckpointError(
+            f"weights do not fit the model: {str(error).splitlines()[-1].strip()}"
+        ) from error
     wrong = [*(name for name in result.missing_keys if name not in tied), *result.unexpected_keys]
     if wrong:
-        raise CheckpointError(f"weights do not fit the model: {', '.join(wrong[:3])} missing or unknown")
+        raise CheckpointError(
+            f"weights do not fit the model: {', '.join(wrong[:3])} missing or unknown"
+        )
     model.tie_weights()
 
 
@@ -138,11 +173,21 @@ def _shape(config: LLMConfig, tokens: TokenMap) -> dict[str, object]:
 def _grow(folder: str, tokens: TokenMap) -> PreTrainedModel:
     if not (Path(folder) / "config.json").is_file():
         raise CheckpointError(
-            f"{folder}: no config.json; llm.base_model must be the folder of a Hugging Face causal LM"
+            f"{folder}: no config.json; llm.base_model must be the folder of a Hugging Face "
+            "causal LM"
         )
-    try:
-        model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa", dtype=torch.float32)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder}: cannot be read as a causal LM ({error})") from error
+    model = load_model(Path(folder))
     model.resize_token_embeddings(tokens.vocab_size, mean_resizing=False)
-    return cast(PreTrainedModel, model)
+    return model
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Silence transformers' bars, which would break into ours."""
+    was_enabled = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            hf_logging.enable_progress_bar()

@@ -83,15 +83,15 @@ class LLMTask:
 
     def loss(self, batch: LMBatch) -> tuple[Tensor, dict[str, float]]:
         """Weighted loss and figures per group of one batch."""
-        positions = supervised_positions(batch.labels, batch.groups, self.group_weights)
+        labelled = supervised_positions(batch.labels, batch.groups, self.group_weights)
         with self.fabric.autocast():
             embeddings = self.model.get_input_embeddings()(batch.input_ids)  # [B, L, D]
             if self.config.llm.dropout:
                 embeddings = functional.dropout(embeddings, self.config.llm.dropout)
             states = embedded_states(self.model, embeddings, batch.position_ids)
-            logits = head(self.model)(states.flatten(0, 1)[positions.index])  # [N, V]
-        sums = group_sums(logits, positions.labels, positions.groups)
-        return weighted_loss(sums, self.group_weights), group_means(sums.loss, sums.count)
+            logits = head(self.model)(states.flatten(0, 1)[labelled.positions])  # [N, V]
+        sums = group_sums(logits, labelled.labels, labelled.groups)
+        return weighted_loss(sums, self.group_weights), group_means(sums.losses, sums.counts)
 
     def validate(self) -> Mapping[str, float]:
         """Figures on the validation split."""

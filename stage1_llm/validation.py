@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,8 +72,8 @@ class Validator:
         for batch in self.batches:
             self._add(totals, model, batch)
         figures = {
-            **group_means(totals.groups.loss, totals.groups.count),
-            **group_means(totals.hits, totals.groups.count, "_accuracy"),
+            **group_means(totals.groups.losses, totals.groups.counts),
+            **group_means(totals.hits, totals.groups.counts, "_accuracy"),
             **_stop_figures(totals),
         }
         if self.probe:
@@ -84,7 +85,9 @@ class Validator:
     def _add(self, totals: _Totals, model: PreTrainedModel, batch: LMBatch) -> None:
         logits, labels, groups = _predict(model, batch)
         sums = group_sums(logits, labels, groups)
-        totals.groups = GroupSums(*(old + new for old, new in zip(totals.groups, sums, strict=True)))
+        totals.groups = GroupSums(
+            *(old + new for old, new in zip(totals.groups, sums, strict=True))
+        )
         totals.hits = totals.hits + group_hits(logits, labels, groups)
         best = logits.argmax(-1)
         is_end = groups == GROUP_END
@@ -98,15 +101,23 @@ class Validator:
 
     def _audio_loss(self, model: PreTrainedModel, batch: LMBatch) -> float:
         sums = group_sums(*_predict(model, batch))
-        return group_means(sums.loss, sums.count)["audio"]
+        return group_means(sums.losses, sums.counts)["audio"]
 
 
-def _predict(model: PreTrainedModel, batch: LMBatch) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits, labels and groups of every labelled position."""
+class _Predictions(NamedTuple):
+    """At every labelled position."""
+
+    logits: Tensor  # [N, V]
+    labels: Tensor  # [N]
+    groups: Tensor  # [N]
+
+
+def _predict(model: PreTrainedModel, batch: LMBatch) -> _Predictions:
     every = torch.ones(len(GROUP_NAMES), device=batch.labels.device)
-    positions = supervised_positions(batch.labels, batch.groups, every)
+    labelled = supervised_positions(batch.labels, batch.groups, every)
     states = hidden_states(model, batch.input_ids, batch.position_ids)
-    return head(model)(states.flatten(0, 1)[positions.index]), positions.labels, positions.groups
+    logits = head(model)(states.flatten(0, 1)[labelled.positions])
+    return _Predictions(logits, labelled.labels, labelled.groups)
 
 
 def _stop_figures(totals: _Totals) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """The id space of a model built from scratch: specials, semantic tokens, then text symbols."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from tts_stack.contract import TokenMap
@@ -13,8 +14,8 @@ VOCAB_MULTIPLE = 64  # rows of the embedding, for the matrix kernels
 class EncodedText(NamedTuple):
     """Text as ids, and what could not be encoded."""
 
-    token_ids: tuple[int, ...]
-    num_unknown: int  # symbols the voice never saw, dropped
+    ids: tuple[int, ...]
+    num_dropped: int  # symbols the voice never saw
 
 
 def build_token_map(symbols: Sequence[str], codebook_size: int) -> TokenMap:
@@ -28,7 +29,9 @@ def build_token_map(symbols: Sequence[str], codebook_size: int) -> TokenMap:
         DataError: there is no symbol, one is longer than a character, or one occurs twice.
     """
     if not symbols:
-        raise DataError("symbols: none, expected the characters of the training text; re-run prepare")
+        raise DataError(
+            "symbols: none, expected the characters of the training text; re-run prepare"
+        )
     for symbol in symbols:
         if len(symbol) != 1:
             raise DataError(f"symbols: {symbol!r} has {len(symbol)} characters, expected one")
@@ -50,13 +53,16 @@ def build_token_map(symbols: Sequence[str], codebook_size: int) -> TokenMap:
     )
 
 
-class TextEncoder:
-    """Looks text up symbol by symbol, so that "<|audio_end|>" in a text is ten letters."""
+def encode_text(text: str, tokens: TokenMap) -> EncodedText:
+    """Ids of the known symbols; unknown ones are dropped and counted.
 
-    def __init__(self, tokens: TokenMap) -> None:
-        self._ids = {symbol: tokens.text_offset + i for i, symbol in enumerate(tokens.symbols)}
+    Text is looked up symbol by symbol, so that "<|audio_end|>" in a text is only letters.
+    """
+    ids = _ids_of_symbols(tokens)
+    found = tuple(ids[symbol] for symbol in text if symbol in ids)
+    return EncodedText(found, len(text) - len(found))
 
-    def encode(self, text: str) -> EncodedText:
-        """Ids of the known symbols; unknown ones are dropped and counted."""
-        found = tuple(self._ids[symbol] for symbol in text if symbol in self._ids)
-        return EncodedText(found, len(text) - len(found))
+
+@lru_cache(maxsize=8)
+def _ids_of_symbols(tokens: TokenMap) -> dict[str, int]:
+    return {symbol: tokens.text_offset + i for i, symbol in enumerate(tokens.symbols)}

@@ -121,7 +121,8 @@ class VocoderData:
             for row, part in zip(rows, segments, strict=True)
         ]
         audio = [
-            torch.from_numpy(self._crop(row, part)) for row, part in zip(rows, segments, strict=True)
+            torch.from_numpy(self._crop(row, part))
+            for row, part in zip(rows, segments, strict=True)
         ]
         padded = torch.nn.utils.rnn.pad_sequence(hidden_states, batch_first=True)  # [B, S, D]
         return VocoderBatch(

@@ -42,9 +42,7 @@ class PeriodDiscriminator(nn.Module):
         self.layers = nn.ModuleList()
         for index, (num_in, num_out) in enumerate(zip([1, *channels], channels, strict=False)):
             stride = PERIOD_STRIDE if index + 1 < len(channels) else 1
-            layer = nn.Conv1d(
-                num_in, num_out, PERIOD_KERNEL, stride, padding=PERIOD_KERNEL // 2
-            )
+            layer = nn.Conv1d(num_in, num_out, PERIOD_KERNEL, stride, padding=PERIOD_KERNEL // 2)
             self.layers.append(weight_norm(layer))
         self.score = weight_norm(nn.Conv1d(channels[-1], 1, 3, padding=1))
 
@@ -101,9 +99,7 @@ class SpectrogramDiscriminator(nn.Module):
         for index, stride in enumerate(SPECTROGRAM_STRIDES):
             num_in = channels if index else 2
             width = 9 if index + 1 < len(SPECTROGRAM_STRIDES) else 3  # along frequency
-            layer = nn.Conv2d(
-                num_in, channels, (3, width), (1, stride), padding=(1, width // 2)
-            )
+            layer = nn.Conv2d(num_in, channels, (3, width), (1, stride), padding=(1, width // 2))
             self.layers.append(weight_norm(layer))
         self.score = weight_norm(nn.Conv2d(channels, 1, 3, padding=1))
 

@@ -98,7 +98,9 @@ class ReconstructionLoss(nn.Module):
         self.stft = STFTLoss(config)
         self.multi_mel = nn.ModuleList(MelLoss(scale, audio) for scale in config.multi_mel)
 
-    def forward(self, audio_hat: Tensor, audio: Tensor, num_samples: Tensor) -> ReconstructionLosses:
+    def forward(
+        self, audio_hat: Tensor, audio: Tensor, num_samples: Tensor
+    ) -> ReconstructionLosses:
         """Compare [B, T] with [B, T]; item i counts up to sample num_samples[i]."""
         config = self.config
         with torch.autocast(audio.device.type, enabled=False):

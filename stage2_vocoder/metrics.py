@@ -46,11 +46,11 @@ def validate_vocoder(
     sums = dict.fromkeys(("mel", "stft", "energy_hat", "energy"), 0.0)
     total = 0
     for batch in (batch.to(device) for batch in batches):
-        num_samples = batch.num_tokens * vocoder.audio.samples_per_token
+        counts = num_samples(batch, vocoder.audio)
         audio_hat = vocoder(batch.hidden_states, batch.lengths)
-        count = int(num_samples.sum())
-        sums["mel"] += float(loss.mel(audio_hat, batch.audio, num_samples)) * count
-        sums["stft"] += float(loss.stft(audio_hat, batch.audio, num_samples)) * count
+        count = int(counts.sum())
+        sums["mel"] += float(loss.mel(audio_hat, batch.audio, counts)) * count
+        sums["stft"] += float(loss.stft(audio_hat, batch.audio, counts)) * count
         sums["energy_hat"] += float(audio_hat.square().sum())
         sums["energy"] += float(batch.audio.square().sum())
         total += count

@@ -6,6 +6,7 @@ item's end is zeroed before every convolution, as the convolution's own padding 
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,9 +40,7 @@ class Vocoder(nn.Module):
         self.hidden_size = hidden_size
         self.audio = audio
         self.norm = nn.LayerNorm(hidden_size)
-        self.embed = nn.Conv1d(
-            hidden_size, dim, input_kernel_size, padding=input_kernel_size // 2
-        )
+        self.embed = nn.Conv1d(hidden_size, dim, input_kernel_size, padding=input_kernel_size // 2)
         self.token_blocks = nn.ModuleList(
             ConvNeXtBlock(dim, intermediate_dim, layer_scale_init_value=1 / num_token_blocks)
             for _ in range(num_token_blocks)
@@ -182,5 +181,6 @@ def _masked(x: Tensor, mask: Tensor | None) -> Tensor:
     return x if mask is None else x * mask[:, None]
 
 
-def _reach(convolution: nn.Conv1d) -> int:
+def _reach(convolution: Any) -> int:
+    """Steps on either side that a convolution reads."""
     return int(convolution.dilation[0]) * (int(convolution.kernel_size[0]) - 1) // 2

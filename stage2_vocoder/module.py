@@ -125,9 +125,7 @@ class AdversarialTask:
         self.loss = ReconstructionLoss(config.losses, vocoder.audio).to(fabric.device)
         self.adversarial = ADVERSARIAL_LOSSES[config.losses.adversarial_kind]
         self.generator_optimizer = make_optimizer(self.vocoder, self.phase.generator)
-        self.discriminator_optimizer = make_optimizer(
-            self.discriminators, self.phase.discriminator
-        )
+        self.discriminator_optimizer = make_optimizer(self.discriminators, self.phase.discriminator)
         self.validation = validation_batches(validation_data, config)
 
     def batches(self, start_step: int, stop_step: int) -> Iterator[VocoderBatch]:
@@ -231,7 +229,9 @@ def decode(vocoder: Vocoder, batch: VocoderBatch) -> Tensor:
     """Generated audio [B, T] for a batch's audio: the window decoded and the margin cut off."""
     audio_hat: Tensor = vocoder(batch.hidden_states, batch.lengths)
     size = vocoder.audio.samples_per_token
-    return slice_audio(audio_hat, batch.starts * size, batch.audio.shape[1], batch.num_tokens * size)
+    return slice_audio(
+        audio_hat, batch.starts * size, batch.audio.shape[1], batch.num_tokens * size
+    )
 
 
 def make_optimizer(module: nn.Module, config: OptimizerConfig) -> AdamW:

@@ -37,9 +37,7 @@ def crop_tokens(seconds: float, audio: AudioSpec) -> int:
     return max(1, round(seconds * audio.token_rate))
 
 
-def random_segment(
-    num_tokens: int, crop: int, margin: int, generator: torch.Generator
-) -> Segment:
+def random_segment(num_tokens: int, crop: int, margin: int, generator: torch.Generator) -> Segment:
     """A crop at a random place, every place equally likely.
 
     Args:

@@ -82,10 +82,10 @@ def corpus_hash(corpus: Corpus) -> str:
 class StateWriter:
     """Writes a store shard by shard.
 
-        writer = StateWriter(folder, identity, hidden_size=256, num_rows={"train": 900})
-        for rows in writer.missing("train"):
-            writer.write("train", rows, [extract(row) for row in rows])  # each [S, D]
-        writer.finish()
+    writer = StateWriter(folder, identity, hidden_size=256, num_rows={"train": 900})
+    for rows in writer.missing("train"):
+        writer.write("train", rows, [extract(row) for row in rows])  # each [S, D]
+    writer.finish()
     """
 
     def __init__(
@@ -290,7 +290,7 @@ def read_info(folder: Path) -> StatesInfo:
     except FileNotFoundError as error:
         raise CheckpointError(
             f"{folder}: no {STATES_FILE} in it, so the hidden states are not extracted yet; "
-            "run tts-stack train vocoder, which extracts them first"
+            "run tts-stack train-vocoder, which extracts them first"
         ) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{file}: cannot be read ({error}); extract again") from error

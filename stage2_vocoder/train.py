@@ -1,14 +1,16 @@
 """Train stage 2: one call runs one phase, from the states folder of a run to a vocoder folder.
 
-    <run>/states/                              hidden states, extracted before
-    <run>/vocoder/reconstruction/              checkpoints, metrics, model/
-    <run>/vocoder/adversarial/                 the same; starts from reconstruction/model/
+<run>/states/                              hidden states, extracted before
+<run>/vocoder/reconstruction/              checkpoints, metrics, model/
+<run>/vocoder/adversarial/                 the same; starts from reconstruction/model/
 """
 
 import dataclasses
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+
+from lightning.fabric import Fabric
 
 from stage2_vocoder.checkpoint import VocoderIdentity, load_vocoder, read_identity, save_vocoder
 from stage2_vocoder.config import PHASES, VocoderTrainConfig
@@ -71,9 +73,7 @@ def run_training(
     folder = open_run_dir(phase_folder(config.run, phase), config, resume=resume)
 
     trainer = phase_trainer(config, phase)
-    fabric = make_fabric(trainer)
-    task_class = ReconstructionTask if phase == "reconstruction" else AdversarialTask
-    task = task_class(fabric, vocoder, config, inputs.train_data, inputs.validation_data)
+    task = _make_task(phase, make_fabric(trainer), vocoder, config, inputs)
     logger.info(
         "vocoder %s: %.2f M parameters, receptive field %d tokens, %d utterances",
         phase,
@@ -116,16 +116,14 @@ def finished_vocoder(run: str | Path) -> Path:
         if (folder / "config.json").exists():
             return folder
     raise CheckpointError(
-        f"{Path(run) / 'vocoder'}: no finished vocoder; run tts-stack train vocoder run={run}"
+        f"{Path(run) / 'vocoder'}: no finished vocoder; run tts-stack train-vocoder run={run}"
     )
 
 
 def phase_trainer(config: VocoderTrainConfig, phase: str) -> TrainerConfig:
     """The trainer of a phase: its own number of steps when it names one."""
     own = config.reconstruction if phase == "reconstruction" else config.adversarial
-    return dataclasses.replace(
-        config.trainer, max_steps=own.max_steps or config.trainer.max_steps
-    )
+    return dataclasses.replace(config.trainer, max_steps=own.max_steps or config.trainer.max_steps)
 
 
 def _open_inputs(config: VocoderTrainConfig, llm_sha256: str | None) -> _Inputs:
@@ -155,8 +153,8 @@ def _first_weights(config: VocoderTrainConfig, identity: VocoderIdentity) -> Voc
     folder = phase_folder(config.run, "reconstruction") / MODEL_FOLDER
     if not (folder / "config.json").exists():
         raise CheckpointError(
-            f"{folder}: no finished reconstruction to start from; run tts-stack train vocoder "
-            f"phase=reconstruction run={config.run} first"
+            f"{folder}: no finished reconstruction to start from; run tts-stack "
+            f"train-vocoder run={config.run} --phase reconstruction first"
         )
     found = read_identity(folder)
     if found != dataclasses.replace(identity, phase=found.phase):
@@ -165,6 +163,15 @@ def _first_weights(config: VocoderTrainConfig, identity: VocoderIdentity) -> Voc
             "train the reconstruction phase again"
         )
     return load_vocoder(folder).train()
+
+
+def _make_task(
+    phase: str, fabric: Fabric, vocoder: Vocoder, config: VocoderTrainConfig, inputs: _Inputs
+) -> ReconstructionTask | AdversarialTask:
+    arguments = (fabric, vocoder, config, inputs.train_data, inputs.validation_data)
+    if phase == "reconstruction":
+        return ReconstructionTask(*arguments)
+    return AdversarialTask(*arguments)
 
 
 def _describe(identity: VocoderIdentity) -> str:
@@ -177,6 +184,4 @@ def _describe(identity: VocoderIdentity) -> str:
 
 
 def _fingerprint(identity: VocoderIdentity, inputs: _Inputs) -> str:
-    return (
-        f"{_describe(identity)}, corpus {inputs.store.info.identity.corpus_hash}"
-    )
+    return f"{_describe(identity)}, corpus {inputs.store.info.identity.corpus_hash}"

@@ -25,9 +25,7 @@ def configs(tmp_path, monkeypatch):
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer" / "short.yaml").write_text("max_steps: 5\n", encoding="utf-8")
     (tmp_path / "trainer" / "long.yaml").write_text("max_steps: 500\n", encoding="utf-8")
-    (tmp_path / "root.yaml").write_text(
-        "defaults:\n- trainer: short\n- _self_\n", encoding="utf-8"
-    )
+    (tmp_path / "root.yaml").write_text("defaults:\n- trainer: short\n- _self_\n", encoding="utf-8")
     monkeypatch.setattr(config_module, "config_dir", lambda: tmp_path)
     return tmp_path
 

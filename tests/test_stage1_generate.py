@@ -102,7 +102,9 @@ def test_a_short_cycle_is_reported_as_repetition(monkeypatch, cycle):
 
 def test_text_and_markers_are_never_spoken(monkeypatch):
     forbidden = [TOKENS.text_offset, TOKENS.audio_start, TOKENS.pad, TOKENS.text_start]
-    spoken, _ = speak(monkeypatch, forbidden * 3, dataclasses.replace(GREEDY, min_tokens=8, max_tokens=8))
+    spoken, _ = speak(
+        monkeypatch, forbidden * 3, dataclasses.replace(GREEDY, min_tokens=8, max_tokens=8)
+    )
     assert len(spoken.semantic_tokens) == 8
     assert 0 <= spoken.semantic_tokens.min() <= spoken.semantic_tokens.max() < TOKENS.codebook_size
 
@@ -126,9 +128,7 @@ def test_the_same_seed_gives_the_same_tokens_and_another_seed_others():
 def test_a_stream_yields_what_generate_returns():
     model, settings = tiny_llm(), SamplingSettings(min_tokens=5, max_tokens=9)
     whole = generate(model, make_contract(), TEXT, settings, torch.Generator().manual_seed(0))
-    stream = TokenStream(
-        model, make_contract(), TEXT, settings, torch.Generator().manual_seed(0)
-    )
+    stream = TokenStream(model, make_contract(), TEXT, settings, torch.Generator().manual_seed(0))
     steps = list(stream)
     assert [step.semantic_token for step in steps] == whole.semantic_tokens.tolist()
     assert_close(torch.stack([step.hidden_state for step in steps]), whole.hidden_states)

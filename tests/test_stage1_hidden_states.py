@@ -10,7 +10,7 @@ from stage1_llm.decoder import GenericDecoder, LlamaDecoder, is_fast_model, make
 from stage1_llm.generate import SamplingSettings, generate
 from stage1_llm.hidden_states import teacher_forced_states
 from stage1_llm.prompt import prompt_prefix
-from stage1_llm.vocab import TextEncoder
+from stage1_llm.vocab import encode_text
 from tts_stack.errors import DataError
 from tts_stack.records import TokenizedUtterance
 
@@ -36,7 +36,7 @@ def test_teacher_forced_states_equal_those_of_generation(scheme, stride, state_p
     for index, text in enumerate(["abc", "a", "cabbac"]):  # unequal lengths in one batch
         count = 4 + 5 * index
         settings = SamplingSettings(1.0, min_tokens=count, max_tokens=count)
-        text_ids = TextEncoder(TOKENS).encode(text).token_ids
+        text_ids = encode_text(text, TOKENS).ids
         spoken = generate(model, contract, text_ids, settings, torch.Generator().manual_seed(index))
         utterances.append(TokenizedUtterance(str(index), text, spoken.semantic_tokens.numpy()))
         expected.append(spoken.hidden_states)

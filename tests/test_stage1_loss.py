@@ -28,35 +28,35 @@ def batch_of(samples):
 
 
 def sums_of(model, batch, weights=WEIGHTS):
-    positions = supervised_positions(batch.labels, batch.groups, weights)
+    labelled = supervised_positions(batch.labels, batch.groups, weights)
     states = hidden_states(model, batch.input_ids, batch.position_ids)
-    logits = head(model)(states.flatten(0, 1)[positions.index])
-    return group_sums(logits, positions.labels, positions.groups)
+    logits = head(model)(states.flatten(0, 1)[labelled.positions])
+    return group_sums(logits, labelled.labels, labelled.groups)
 
 
 def gradients(model, samples):
     model.zero_grad()
-    (WEIGHTS * sums_of(model, batch_of(samples)).loss).sum().backward()
+    (WEIGHTS * sums_of(model, batch_of(samples)).losses).sum().backward()
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
 def test_each_label_is_predicted_from_the_position_before_it():
     batch = collate_prompts([build_prompt([A], np.array([6]), TOKENS, SPEC)], pad_id=0)
-    positions = supervised_positions(batch.labels, batch.groups, WEIGHTS)
-    assert positions.index.tolist() == [0, 1, 2, 3]
-    assert positions.labels.tolist() == [A, 2, 10, 3]  # audio_start predicts the first token
-    assert positions.groups.tolist() == [0, 0, 1, 2]
+    labelled = supervised_positions(batch.labels, batch.groups, WEIGHTS)
+    assert labelled.positions.tolist() == [0, 1, 2, 3]
+    assert labelled.labels.tolist() == [A, 2, 10, 3]  # audio_start predicts the first token
+    assert labelled.groups.tolist() == [0, 0, 1, 2]
 
 
 def test_a_group_of_weight_zero_is_not_computed_but_the_end_is():
     batch = collate_prompts([build_prompt([A], np.array([6]), TOKENS, SPEC)], pad_id=0)
-    positions = supervised_positions(batch.labels, batch.groups, torch.tensor([0.0, 1.0, 1.0]))
-    assert positions.labels.tolist() == [10, 3]
+    labelled = supervised_positions(batch.labels, batch.groups, torch.tensor([0.0, 1.0, 1.0]))
+    assert labelled.labels.tolist() == [10, 3]
 
 
 def test_positions_never_reach_into_the_row_before():
     batch = batch_of(make_samples(3))
-    index = supervised_positions(batch.labels, batch.groups, WEIGHTS).index
+    index = supervised_positions(batch.labels, batch.groups, WEIGHTS).positions
     length = batch.labels.shape[1]
     assert (index % length != length - 1).all()
 
@@ -66,12 +66,12 @@ def test_sums_and_weighted_mean_by_hand():
     labels, groups = torch.tensor([0, 1, 1]), torch.tensor([0, 1, 1])
     sums = group_sums(logits, labels, groups)
     half, quarter = math.log(2), math.log(4 / 3)
-    assert_close(sums.loss, torch.tensor([half, quarter + half, 0.0]))
-    assert_close(sums.count, torch.tensor([1.0, 2.0, 0.0]))
+    assert_close(sums.losses, torch.tensor([half, quarter + half, 0.0]))
+    assert_close(sums.counts, torch.tensor([1.0, 2.0, 0.0]))
     expected = (0.1 * half + quarter + half) / 2.1
     assert_close(weighted_loss(sums, WEIGHTS), torch.tensor(expected))
     assert_close(group_hits(logits, labels, groups), torch.tensor([1.0, 1.0, 0.0]))
-    assert group_means(sums.loss, sums.count).keys() == {"text", "audio"}
+    assert group_means(sums.losses, sums.counts).keys() == {"text", "audio"}
 
 
 def test_nothing_to_learn_is_zero_with_zero_gradient_never_nan():
@@ -94,6 +94,6 @@ def test_the_gradient_of_a_batch_is_the_sum_over_its_samples():
 def test_neither_padding_nor_its_token_matters():
     model, samples = tiny_llm(), make_samples(4)
     prompts = [sample_prompt(sample, TOKENS, SPEC) for sample in samples]
-    expected = sums_of(model, collate_prompts(prompts, pad_id=TOKENS.pad)).loss
-    found = sums_of(model, collate_prompts(prompts, pad_id=TOKENS.audio_end)).loss
+    expected = sums_of(model, collate_prompts(prompts, pad_id=TOKENS.pad)).losses
+    found = sums_of(model, collate_prompts(prompts, pad_id=TOKENS.audio_end)).losses
     assert_close(found, expected)

@@ -51,7 +51,10 @@ def test_ten_and_ten_steps_equal_twenty_bit_for_bit(tmp_path, precision):
     run(tmp_path / "parts", config(10))
     run(tmp_path / "parts", config(20), resume=True)
     names = "checkpoints/final.safetensors"
-    whole, parts = load_weights(tmp_path / "whole" / names), load_weights(tmp_path / "parts" / names)
+    whole, parts = (
+        load_weights(tmp_path / "whole" / names),
+        load_weights(tmp_path / "parts" / names),
+    )
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
 
 
@@ -67,9 +70,9 @@ def test_one_batch_is_learnt_by_heart():
 
 
 def test_validation_reports_stops_and_hears_the_text():
-    config = train_config(token_noise=0.0, schedule=ScheduleConfig("constant", 1), max_steps=150)
+    config = train_config(token_noise=0.0, schedule=ScheduleConfig("constant", 1), max_steps=80)
     task = make_task(config, make_samples(60))
-    for step, batch in enumerate(task.batches(0, 150)):
+    for step, batch in enumerate(task.batches(0, 80)):
         task.train_step(batch, step)
     figures = task.validate()
     assert figures["audio_swapped_text"] > figures["audio_own_text"] + 1

@@ -9,11 +9,16 @@ from stage1_llm.checkpoint import load_llm
 from stage1_llm.config import PromptConfig
 from stage1_llm.generate import SamplingSettings, generate
 from stage1_llm.train import run_training
-from stage1_llm.vocab import TextEncoder
+from stage1_llm.vocab import encode_text
 from tts_stack.contract import CONTRACT_FILE, VoiceContract
 from tts_stack.errors import CheckpointError, ConfigError, DataError
 from tts_stack.shards import read_info, write_info
-from tts_stack.training import load_weights
+from tts_stack.training import TrainerConfig, load_weights
+
+
+def long_config(corpus, run):
+    trainer = TrainerConfig(200, validate_every=100, checkpoint_every=100, device="cpu")
+    return train_config(corpus, run, trainer=trainer)
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +27,7 @@ def finished(tmp_path_factory):
     root = tmp_path_factory.mktemp("stage1")
     corpus = write_corpus(root / "corpus", num_train=60)
     run = root / "voice"
-    summary = run_training(train_config(corpus, run, max_steps=150), resume=False)
+    summary = run_training(long_config(corpus, run), resume=False)
     return corpus, run, summary
 
 
@@ -41,7 +46,7 @@ def test_the_voice_speaks_the_tokens_of_its_text(finished):
     _, run, _ = finished
     model, contract = load_llm(run / "llm" / "model")
     sample = make_samples(1, seed=9)[0]
-    text_ids = TextEncoder(contract.tokens).encode(text_of(sample)).token_ids
+    text_ids = encode_text(text_of(sample), contract.tokens).ids
     settings = SamplingSettings(temperature=0, stuck_tokens=0)
     spoken = generate(model, contract, text_ids, settings, torch.Generator())
     assert spoken.finish_reason == "end"
@@ -51,8 +56,8 @@ def test_the_voice_speaks_the_tokens_of_its_text(finished):
 def test_a_finished_run_is_not_overwritten_but_resumes(finished):
     corpus, run, summary = finished
     with pytest.raises(ConfigError, match="already holds a training run; add --resume"):
-        run_training(train_config(corpus, run, max_steps=150), resume=False)
-    again = run_training(train_config(corpus, run, max_steps=150), resume=True)
+        run_training(long_config(corpus, run), resume=False)
+    again = run_training(long_config(corpus, run), resume=True)
     assert again.best == summary.best
 
 
@@ -60,7 +65,9 @@ def test_a_run_refuses_tokens_of_another_codec(finished, tmp_path):
     _, run, _ = finished
     other = write_corpus(tmp_path / "corpus")
     info = read_info(other)
-    write_info(other, dataclasses.replace(info, codec=dataclasses.replace(CODEC, weights_sha256="x")))
+    write_info(
+        other, dataclasses.replace(info, codec=dataclasses.replace(CODEC, weights_sha256="x"))
+    )
     with pytest.raises(DataError, match="tokens from codec"):
         run_training(train_config(other, run), resume=True)
 

@@ -1,7 +1,7 @@
 import pytest
 from stage1_support import TOKENS
 
-from stage1_llm.vocab import TextEncoder, build_token_map
+from stage1_llm.vocab import build_token_map, encode_text
 from tts_stack.errors import DataError
 
 
@@ -13,16 +13,16 @@ def test_ids_are_specials_then_semantic_tokens_then_symbols():
 
 
 def test_unknown_symbols_are_dropped_and_counted():
-    encoded = TextEncoder(TOKENS).encode("aXc!")
-    assert encoded.token_ids == (TOKENS.text_offset, TOKENS.text_offset + 2)
-    assert encoded.num_unknown == 2
+    encoded = encode_text("aXc!", TOKENS)
+    assert encoded.ids == (TOKENS.text_offset, TOKENS.text_offset + 2)
+    assert encoded.num_dropped == 2
 
 
 def test_a_marker_written_in_the_text_is_only_letters():
     tokens = build_token_map(sorted(set("<|audio_end|>")), 10)
-    encoded = TextEncoder(tokens).encode("<|audio_end|>")
-    assert len(encoded.token_ids) == len("<|audio_end|>")
-    assert min(encoded.token_ids) >= tokens.text_offset
+    encoded = encode_text("<|audio_end|>", tokens)
+    assert len(encoded.ids) == len("<|audio_end|>")
+    assert min(encoded.ids) >= tokens.text_offset
 
 
 @pytest.mark.parametrize(

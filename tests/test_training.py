@@ -64,8 +64,16 @@ class Regression:
 
 
 def run(task, path, steps, *, resume=False, fingerprint="corpus A", **changes):
-    config = TrainerConfig(**{"max_steps": steps, "validate_every": 5, "checkpoint_every": 5,
-                              "log_every": 1, "device": "cpu", **changes})
+    config = TrainerConfig(
+        **{
+            "max_steps": steps,
+            "validate_every": 5,
+            "checkpoint_every": 5,
+            "log_every": 1,
+            "device": "cpu",
+            **changes,
+        }
+    )
     return train(task, path, config, resume=resume, fingerprint=fingerprint, title="test")
 
 
@@ -94,7 +102,14 @@ def test_metrics_after_the_checkpoint_are_forgotten_on_resume(tmp_path):
     with (tmp_path / "metrics.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps({"step": 9, "train/loss": 1.0}) + '\n{"step": 1')  # cut by a kill
     run(Regression(), tmp_path, 6, resume=True)
-    assert [row["step"] for row in read_metrics(tmp_path) if "train/loss" in row] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in read_metrics(tmp_path) if "train/loss" in row] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+    ]
 
 
 def test_the_best_weights_are_those_of_the_lowest_validation(tmp_path):
@@ -102,8 +117,9 @@ def test_the_best_weights_are_those_of_the_lowest_validation(tmp_path):
     summary = run(task, tmp_path, 20)
     best = load_weights(tmp_path / "checkpoints" / "best.safetensors")["weight"]
     assert float((best - 2).abs()) == pytest.approx(summary.best)
-    assert summary.best == min(row["validation/loss"] for row in read_metrics(tmp_path)
-                               if "validation/loss" in row)
+    assert summary.best == min(
+        row["validation/loss"] for row in read_metrics(tmp_path) if "validation/loss" in row
+    )
 
 
 def test_a_nonfinite_step_changes_nothing_and_is_counted(tmp_path):
@@ -153,7 +169,11 @@ def test_weights_survive_the_disk_and_junk_is_refused(tmp_path):
     [
         ("constant", [1 / 3, 2 / 3, 1, 1, 1, 1, 1, 1, 1, 1]),
         ("wsd", [1 / 3, 2 / 3, 1, 1, 1, 1, 1, 1, 1, 0.55]),
-        ("cosine", [1 / 3, 2 / 3] + [0.1 + 0.9 * (0.5 + 0.5 * math.cos(math.pi * i / 8)) for i in range(8)]),
+        (
+            "cosine",
+            [1 / 3, 2 / 3]
+            + [0.1 + 0.9 * (0.5 + 0.5 * math.cos(math.pi * i / 8)) for i in range(8)],
+        ),
     ],
 )
 def test_schedules_follow_their_formula(kind, expected):

@@ -3,8 +3,8 @@
 First and last step of the data flow; the only importer of the audio I/O library for users' files.
 """
 
+import math
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +26,8 @@ _WRITE_FORMATS = {  # extension -> container and sample format
     ".mp3": ("MP3", "MPEG_LAYER_III"),
 }
 _BLOCK = 1 << 16  # samples read or written at once; libsndfile overflows its stack on long Vorbis
+_WHOLE = 0.98  # of the samples a header promises; codecs may drop a few at the end
+_UNKNOWN_LENGTH = 2.0**60  # samples: libsndfile's answer for streams is about 2**63
 _FRAME_S = 0.02  # level is measured in frames of this length
 _SILENCE_DB = -70.0  # a recording whose loudest frame is below this holds no speech
 _ACTIVE_RANGE_DB = 20.0  # frames at most this much below the loudest one count as speech
@@ -43,31 +45,42 @@ class Recording(NamedTuple):
         return len(self.audio) / self.sample_rate
 
 
-def read_audio(path: Path) -> Recording:
+def read_audio(path: Path, *, max_seconds: float = math.inf) -> Recording:
     """Read a recording of any rate, channel count, sample format and container; mix it to mono.
 
+    Args:
+        path: the file.
+        max_seconds: stop reading about here, so that a recording of hours does not fill memory.
+
     Raises:
-        DataError: the file is missing, is no audio that libsndfile reads, holds no samples, or
-            holds values that are not finite.
+        DataError: the file is missing, is no audio that libsndfile reads, ends before its time,
+            holds no samples, or holds values that are not finite.
     """
     if not path.is_file():
         raise DataError(f"{path}: no such file; check the path")
     try:
         with soundfile.SoundFile(path) as file:
-            blocks = list(_read_blocks(file))
-            sample_rate = int(file.samplerate)
+            audio = _read_mono(file, max_seconds)
+            recording = Recording(audio, int(file.samplerate))
+            promised = file.frames / file.samplerate  # seconds
+            # The length of an MP3 may be an estimate, that of a stream a huge number.
+            is_cut = file.format != "MP3" and len(audio) < _WHOLE * file.frames < _UNKNOWN_LENGTH
     except (soundfile.SoundFileError, OSError) as error:
         raise DataError(
-            f"{path}: cannot be read as audio ({str(error).rsplit(': ', 1)[-1]}); "
+            f"{path}: cannot be read as audio ({_reason(error)}); "
             "convert it to WAV or FLAC, or record it again"
         ) from error
-    audio = np.concatenate(blocks) if blocks else np.zeros(0, np.float32)
     _check_samples(audio, str(path))
-    return Recording(audio, sample_rate)
+    if is_cut and recording.seconds < max_seconds:
+        raise DataError(
+            f"{path}: ends after {recording.seconds:.2f} s, expected {promised:.2f} s; the file is "
+            "damaged, copy or record it again"
+        )
+    return recording
 
 
 def audio_seconds(path: Path) -> float:
-    """Length of a recording by its header, without decoding it; 0 when the header is unreadable."""
+    """Length of a recording by its header, an estimate for some MP3s; 0 when it is unreadable."""
     try:
         return float(soundfile.info(path).duration)
     except (soundfile.SoundFileError, OSError):
@@ -121,26 +134,33 @@ def trim_silence(
     return audio[max(0, start) : stop]
 
 
-def normalize_loudness(
-    audio: NDArray[np.float32], sample_rate: int, target_db: float
-) -> NDArray[np.float32]:
-    """Scale a recording by one gain so that its speech has a given level.
-
-    The level is the RMS of the frames at most 20 dB below the loudest one, so pauses do not
-    count. The gain is lowered where a peak would pass -1 dBFS; nothing is compressed or clipped.
-
-    Args:
-        audio: samples [T].
-        sample_rate: Hz.
-        target_db: RMS level of speech, dB relative to full scale.
+def speech_level_db(audio: NDArray[np.float32], sample_rate: int) -> float:
+    """Level of speech in dBFS: RMS of the frames at most 20 dB below the loudest, without pauses.
 
     Raises:
         DataError: the recording is silent throughout.
     """
     levels = _frame_levels_db(audio, max(1, round(_FRAME_S * sample_rate)))
     active = levels[levels >= levels.max() - _ACTIVE_RANGE_DB]
-    level_db = 10 * np.log10(np.mean(10 ** (active / 10)))
-    gain = 10 ** ((target_db - level_db) / 20)
+    return float(10 * np.log10(np.mean(10 ** (active / 10))))
+
+
+def normalize_loudness(
+    audio: NDArray[np.float32], sample_rate: int, target_db: float
+) -> NDArray[np.float32]:
+    """Scale a recording by one gain so that its speech has a given level.
+
+    The gain is lowered where a peak would pass -1 dBFS; nothing is compressed or clipped.
+
+    Args:
+        audio: samples [T].
+        sample_rate: Hz.
+        target_db: level of speech wanted, dBFS; see `speech_level_db`.
+
+    Raises:
+        DataError: the recording is silent throughout.
+    """
+    gain = 10 ** ((target_db - speech_level_db(audio, sample_rate)) / 20)
     peak = float(np.abs(audio).max())
     return np.asarray(audio * min(gain, _PEAK_LIMIT / peak), dtype=np.float32)
 
@@ -169,9 +189,8 @@ def write_audio(path: Path, audio: NDArray[np.float32], sample_rate: int) -> Non
         os.replace(partial, path)
     except (soundfile.SoundFileError, OSError) as error:
         partial.unlink(missing_ok=True)
-        reason = str(error).rsplit(": ", 1)[-1]
         raise DataError(
-            f"{path}: cannot be written as {container} at {sample_rate} Hz ({reason}); "
+            f"{path}: cannot be written as {container} at {sample_rate} Hz ({_reason(error)}); "
             "check that the place is writable"
         ) from error
 
@@ -201,10 +220,21 @@ def _write_format(path: Path) -> tuple[str, str]:
     return _WRITE_FORMATS[path.suffix.lower()]
 
 
-def _read_blocks(file: soundfile.SoundFile) -> Iterator[NDArray[np.float32]]:
-    """Mono blocks; reading in blocks also suits streams whose header does not know their length."""
-    while len(block := file.read(_BLOCK, dtype="float32", always_2d=True)):  # [T, C]
-        yield block.mean(axis=1, dtype=np.float32)
+def _read_mono(file: soundfile.SoundFile, max_seconds: float) -> NDArray[np.float32]:
+    """Samples [T], read in blocks: a stream whose header gives no length reads like any file."""
+    blocks, num_samples = [np.zeros(0, np.float32)], 0
+    while num_samples < max_seconds * file.samplerate:
+        block = file.read(_BLOCK, dtype="float32", always_2d=True)  # [T, C]
+        if not len(block):
+            break
+        blocks.append(block.mean(axis=1, dtype=np.float32))
+        num_samples += len(block)
+    return np.concatenate(blocks)
+
+
+def _reason(error: Exception) -> str:
+    """The last part of libsndfile's message, which starts with the path."""
+    return str(error).rsplit(": ", 1)[-1].rstrip(".")
 
 
 def _check_samples(audio: NDArray[np.float32], place: str) -> None:

@@ -46,7 +46,9 @@ class Phase(StrEnum):
 def main() -> NoReturn:
     """Run a command; an error meant for the user is one line and exit code 1."""
     logging.basicConfig(
-        level=logging.INFO, format="%(message)s", handlers=[RichHandler(console=console, show_path=False)]
+        level=logging.INFO,
+        format="%(message)s",
+        handlers=[RichHandler(console=console, show_path=False)],
     )
     for name in ("httpx", "lightning", "lightning.fabric", "matplotlib", "numba"):
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -69,7 +71,9 @@ def main() -> NoReturn:
 
 def fail(message: str) -> NoReturn:
     """Print one error line and leave with code 1."""
-    console.print(f"error: {message}", style="bold red", markup=False, highlight=False, soft_wrap=True)
+    console.print(
+        f"error: {message}", style="bold red", markup=False, highlight=False, soft_wrap=True
+    )
     sys.exit(1)
 
 
@@ -96,7 +100,7 @@ def synth(
     tts-stack synth --file chapter.txt chapter.mp3 --voice my_voice/
     """
     if file is not None and out is None and text is not None:
-        text, out = None, Path(text)
+        out, text = Path(text), None
     if out is None:
         raise ConfigError('no output file given; use: tts-stack synth "hello" out.wav')
     spoken = _read_text(text, file)
@@ -145,7 +149,9 @@ def prepare(
         report = run_prepare(config, on_progress=advance)
     for line in report.lines():
         console.print(line, markup=False, soft_wrap=True)
-    _next_step(f"tts-stack tokenize corpus={corpus}   (or first: tts-stack train-codec corpus={corpus})")
+    _next_step(
+        f"tts-stack tokenize corpus={corpus}   (or first: tts-stack train-codec corpus={corpus})"
+    )
 
 
 @app.command("train-codec")
@@ -256,7 +262,9 @@ def train_vocoder(
 def export(
     run: Annotated[Path, typer.Argument(help="Run folder of a trained voice.")],
     out: Annotated[Path, typer.Argument(help="Voice folder to write.")],
-    name: Annotated[str | None, typer.Option(help="Name of the voice; default: the folder's.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the voice; default: the folder's.")
+    ] = None,
     phase: Annotated[Phase | None, typer.Option(help="Default: adversarial if trained.")] = None,
 ) -> None:
     """Gather a trained voice in one folder: contract, LLM, vocoder, codec, card."""
@@ -370,7 +378,8 @@ def _print_summary(summary: "TrainSummary", folder: Path) -> None:
     from tts_stack.training import format_figures
 
     console.print(
-        f"{folder}: {summary.steps} steps in {summary.seconds:.0f} s, skipped {summary.skipped_steps}",
+        f"{folder}: {summary.steps} steps in {summary.seconds:.0f} s "
+        f"({summary.skipped_steps} skipped)",
         markup=False,
     )
     console.print(f"  first validation: {format_figures(summary.first_validation)}", markup=False)

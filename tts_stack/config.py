@@ -33,9 +33,7 @@ def config_groups(name: str) -> dict[str, list[str]]:
     """The groups under configs/ with their choices, for `--help`."""
     del name  # every root file may use every group
     folders = sorted(path for path in config_dir().iterdir() if path.is_dir())
-    return {
-        folder.name: sorted(file.stem for file in folder.glob("*.yaml")) for folder in folders
-    }
+    return {folder.name: sorted(file.stem for file in folder.glob("*.yaml")) for folder in folders}
 
 
 def load_config(schema: type[SchemaT], name: str, overrides: Sequence[str] = ()) -> SchemaT:
@@ -107,9 +105,9 @@ def _explain(error: Exception, schema: type) -> str:
 
 def _all_keys(node: DictConfig, prefix: str = "") -> list[str]:
     keys: list[str] = []
-    for key in node:
-        full = f"{prefix}{key}"
+    for key in map(str, node):
+        full = prefix + key
         keys.append(full)
         if not OmegaConf.is_missing(node, key) and isinstance(node[key], DictConfig):
-            keys += _all_keys(node[key], f"{full}.")
+            keys += _all_keys(node[key], full + ".")
     return keys

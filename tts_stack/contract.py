@@ -58,7 +58,9 @@ class TextSpec:
 
     def __post_init__(self) -> None:
         if self.kind not in TEXT_KINDS:
-            raise ConfigError(f"text.kind is {self.kind!r}, expected one of {', '.join(TEXT_KINDS)}")
+            raise ConfigError(
+                f"text.kind is {self.kind!r}, expected one of {', '.join(TEXT_KINDS)}"
+            )
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,8 @@ class VoiceContract:
         """Write as JSON; the file appears whole or not at all."""
         partial = path.with_name(path.name + ".partial")
         partial.write_text(
-            json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+            json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n",
+            encoding="utf-8",
         )
         os.replace(partial, path)
 
@@ -174,7 +177,9 @@ class VoiceContract:
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError as error:
-            raise CheckpointError(f"{path}: no such file; a voice folder holds voice.json") from error
+            raise CheckpointError(
+                f"{path}: no such file; a voice folder holds voice.json"
+            ) from error
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path}: cannot be read as JSON ({error})") from error
         version = values.get("format_version") if isinstance(values, dict) else None

@@ -1,6 +1,7 @@
 """`tts-stack export`: a finished run becomes one voice folder, whole or not at all."""
 
 import dataclasses
+import json
 import shutil
 from datetime import date
 from pathlib import Path
@@ -73,7 +74,8 @@ def _find_vocoder(run: Path, phase: str | None) -> Path:
 
 def _check_trained_on(vocoder: Path, contract: VoiceContract) -> None:
     config = vocoder / "model" / "config.json"
-    trained_on = OmegaConf.load(_require_file(config, "train-vocoder")).get("llm_sha256", "")
+    values = json.loads(_require_file(config, "train-vocoder").read_text(encoding="utf-8"))
+    trained_on = values.get("llm_sha256", "")
     if trained_on != contract.llm_sha256:
         raise CheckpointError(
             f"{config}: trained on the states of LLM {str(trained_on)[:12] or '(none)'}, the run "
@@ -82,8 +84,8 @@ def _check_trained_on(vocoder: Path, contract: VoiceContract) -> None:
 
 
 def _codec_dir(run: Path) -> Path | None:
-    corpus = OmegaConf.load(run / "llm" / "config.yaml").get("corpus", "")
-    folder = Path(str(corpus)) / CODEC_DIR
+    config = OmegaConf.load(_require_file(run / "llm" / "config.yaml", "train-llm"))
+    folder = Path(str(OmegaConf.select(config, "corpus"))) / CODEC_DIR
     return folder if folder.is_dir() else None
 
 

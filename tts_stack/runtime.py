@@ -71,7 +71,7 @@ def open_run_dir(path: Path, config: object, *, resume: bool) -> Path:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and the packages that decide results, and the git commit if there is one."""
+    """Versions of Python and of the packages that decide results, and the git commit if any."""
     found = {"python": sys.version.split()[0]}
     for package in _RECORDED_PACKAGES:
         try:

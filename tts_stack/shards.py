@@ -154,7 +154,7 @@ class Corpus:
 
 
 class SplitAudio(Sequence[NDArray[np.float32]]):
-    """Audio of one split by row number, decoded when asked for; safe to send to worker processes."""
+    """Audio of one split by row number, decoded when asked for; may travel to other processes."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = list(paths)

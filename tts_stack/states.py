@@ -1,4 +1,4 @@
-"""Hidden states of a run's frozen LLM over its corpus: stage 1 computes, stage 2 stores and reads."""
+"""Hidden states of a run's frozen LLM over its corpus: stage 1 computes, stage 2 stores them."""
 
 import shutil
 from collections.abc import Callable, Sequence
@@ -12,6 +12,7 @@ from stage2_vocoder.states import STATES_FILE, StateIdentity, StateWriter, corpu
 from stage2_vocoder.train import states_folder
 from tts_stack.contract import PromptSpec, VoiceContract
 from tts_stack.errors import CheckpointError
+from tts_stack.records import TokenizedUtterance
 from tts_stack.shards import Corpus
 
 
@@ -59,7 +60,7 @@ def ensure_states(
     )
     for split, total in corpus.info.num_utterances.items():
         missing = writer.missing(split)
-        utterances: Sequence = corpus.tokenized(split) if missing else ()
+        utterances: Sequence[TokenizedUtterance] = corpus.tokenized(split) if missing else ()
         for rows in missing:
             states = teacher_forced_states(
                 model, contract, utterances[rows.start : rows.stop], dtype=torch.float16

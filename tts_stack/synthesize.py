@@ -18,14 +18,15 @@ from stage1_llm.generate import Generation, SamplingSettings, generate
 from stage1_llm.hidden_states import teacher_forced_states
 from stage1_llm.model import load_model
 from stage1_llm.vocab import encode_text
-from stage2_vocoder.model import Vocoder, load_vocoder
+from stage2_vocoder.checkpoint import load_vocoder
+from stage2_vocoder.model import Vocoder
 from tts_stack.audio import write_audio
 from tts_stack.contract import VoiceContract
 from tts_stack.errors import CheckpointError, ConfigError, DataError
 from tts_stack.records import TokenizedUtterance
 from tts_stack.runtime import choose_device, step_generator
+from tts_stack.semantic.checkpoint import load_codec
 from tts_stack.semantic.tokenizer import SpeechTokenizer
-from tts_stack.semantic.train import load_codec
 from tts_stack.text.frontend import TextFrontend, build_frontend
 from tts_stack.text.sentences import split_sentences
 from tts_stack.voice import VoiceFiles
@@ -96,7 +97,7 @@ class Speech:
                 )
             if sentence.num_dropped_symbols:
                 lines.append(
-                    f"{place}: {sentence.num_dropped_symbols} symbols unknown to this voice left out"
+                    f"{place}: left out {sentence.num_dropped_symbols} symbols unknown to this voice"
                 )
         return tuple(lines)
 
@@ -134,8 +135,8 @@ class Voice:
         """
         chosen = choose_device(device)
         files = VoiceFiles.open(None if path is None else Path(path))
-        llm = load_model(files.llm).to(chosen).eval()  # type: ignore[arg-type]
-        vocoder = load_vocoder(files.vocoder).to(chosen).eval()
+        llm = load_model(files.llm).to(chosen)
+        vocoder = load_vocoder(files.vocoder, chosen)
         frontend = build_frontend(files.contract.text)
         return cls(files, llm, vocoder, frontend, chosen)
 
@@ -220,7 +221,9 @@ class Voice:
         sampling = self.contract.sampling
         encoded = encode_text(model_text, self.contract.tokens)
         chosen = SamplingSettings(
-            temperature=sampling.temperature if settings.temperature is None else settings.temperature,
+            temperature=sampling.temperature
+            if settings.temperature is None
+            else settings.temperature,
             top_p=sampling.top_p if settings.top_p is None else settings.top_p,
         )
         attempts = 0
@@ -229,9 +232,7 @@ class Voice:
             generation.finish_reason != "end" and attempts <= settings.retries
         ):
             generator = step_generator(settings.seed, index, attempts)
-            generation = generate(
-                self._llm, self.contract, encoded.ids, settings=chosen, generator=generator
-            )
+            generation = generate(self._llm, self.contract, encoded.ids, chosen, generator)
             attempts += 1
         report = SpokenSentence(
             sentence,

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from lightning.fabric import Fabric
@@ -141,7 +141,10 @@ def make_fabric(config: TrainerConfig) -> Fabric:
         torch.set_num_threads(config.num_threads)
     device = choose_device(config.device)
     accelerator = {"cuda": "cuda", "mps": "mps"}.get(device.type, "cpu")
-    return Fabric(accelerator=accelerator, devices=1, precision=config.precision)
+    precision: Literal["bf16-mixed", "32-true"] = (
+        "bf16-mixed" if config.precision == "bf16-mixed" else "32-true"
+    )
+    return Fabric(accelerator=accelerator, devices=1, precision=precision)
 
 
 def train(
@@ -235,7 +238,10 @@ def save_weights(weights: Mapping[str, Tensor], path: Path) -> None:
     """Write tensors as safetensors; the file appears whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
-    save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}, partial)
+    save_file(
+        {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()},
+        partial,
+    )
     os.replace(partial, path)
 
 

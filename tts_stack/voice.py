@@ -1,11 +1,11 @@
 """A voice on disk: which files it holds, and whether they belong together.
 
-    my_voice/
-      voice.json            the contract
-      README.md             the card
-      llm/                  config.json, model.safetensors (Hugging Face format)
-      vocoder/              config.json, model.safetensors
-      codec/                codec.json, model.safetensors (optional: copy-synthesis, more training)
+my_voice/
+  voice.json            the contract
+  README.md             the card
+  llm/                  config.json, model.safetensors (Hugging Face format)
+  vocoder/              config.json, model.safetensors
+  codec/                codec.json, model.safetensors (optional: copy-synthesis, more training)
 """
 
 from dataclasses import dataclass
@@ -63,7 +63,9 @@ class VoiceFiles:
         _require(path / VOCODER_DIR / WEIGHTS_FILE, contract.vocoder_sha256, contract.name)
         for folder in (LLM_DIR, VOCODER_DIR):
             if not (path / folder / "config.json").exists():
-                raise CheckpointError(f"{path / folder}/config.json: missing; export the voice again")
+                raise CheckpointError(
+                    f"{path / folder}/config.json: missing; export the voice again"
+                )
         return cls(path, contract)
 
 

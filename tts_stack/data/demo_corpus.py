@@ -74,7 +74,9 @@ def synthesize_corpus(
     try:
         (out_dir / "wavs").mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"{out_dir}: cannot be made ({error.strerror}); choose another folder") from error
+        raise DataError(
+            f"{out_dir}: cannot be made ({error.strerror}); choose another folder"
+        ) from error
     numbered = tuple(enumerate(sentences))
     budget = hours * 3600 / num_workers
     tasks = [
@@ -164,7 +166,7 @@ def _speak(voice: "PiperVoice", text: str, path: Path) -> float:
     rate = voice.config.sample_rate
     partial = path.with_suffix(".partial")
     if path.suffix == ".opus":
-        sound = resample(audio.astype(np.float32) / 32768, rate, _OPUS_RATE)
+        sound = resample(audio.astype(np.float32) / np.float32(32768), rate, _OPUS_RATE)
         soundfile.write(
             partial,
             sound,

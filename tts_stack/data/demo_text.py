@@ -93,7 +93,9 @@ def _clean(line: str) -> str:
 
 
 def _short_sentences(lines: Iterable[str], count: int, rng: random.Random) -> list[str]:
-    words = Counter(word for line in lines for word in re.findall(r"[a-z']+", line) if "'" not in word)
+    words = Counter(
+        word for line in lines for word in re.findall(r"[a-z']+", line) if "'" not in word
+    )
     vocabulary = sorted(word for word, n in words.items() if n >= _MIN_WORDS_FOR_REUSE)
     if not vocabulary:
         return []

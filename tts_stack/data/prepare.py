@@ -13,8 +13,8 @@ from tts_stack.data.corpora.source import SourceCorpus
 from tts_stack.data.part import Frontend, Part, PartJob, finished_part, prepare_part, shard_name
 from tts_stack.data.plan import Plan, choose_validation, make_plan, open_output
 from tts_stack.data.report import (
-    REJECTED_FILE,
     REASONS,
+    REJECTED_FILE,
     PrepareReport,
     RejectedItem,
     count_reasons,

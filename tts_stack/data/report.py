@@ -67,9 +67,10 @@ class PrepareReport:
         return sum(self.seconds.values()) / 3600
 
     def lines(self) -> list[str]:
-        """Summary for a terminal, ending with the next step."""
+        """Summary for a terminal."""
         splits = ", ".join(
-            f"{self.kept[split]} {split} ({self.seconds[split] / 60:.1f} min)" for split in self.kept
+            f"{self.kept[split]} {split} ({self.seconds[split] / 60:.1f} min)"
+            for split in self.kept
         )
         found = [f"kept {self.num_kept} of {self.num_kept + self.num_rejected}: {splits}"]
         if self.rejected:
@@ -78,7 +79,7 @@ class PrepareReport:
             found += [f"  {count:6d}  {REASONS[reason]}" for reason, count in self.rejected.items()]
         if not self.kept.get("validation"):
             found.append("no validation split: one utterance is too few; add recordings")
-        return [*found, f"next: tts-stack tokenize corpus={self.corpus}"]
+        return found
 
     def save(self, folder: Path) -> None:
         """Write `report.json`."""
@@ -95,7 +96,9 @@ class PrepareReport:
         try:
             return cls(**json.loads(file.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
-            raise DataError(f"{file}: cannot be read ({error}); re-run tts-stack prepare") from error
+            raise DataError(
+                f"{file}: cannot be read ({error}); re-run tts-stack prepare"
+            ) from error
 
 
 def count_reasons(rejected: Iterable[RejectedItem]) -> dict[str, int]:

@@ -11,6 +11,7 @@ from tts_stack.audio import (
     normalize_loudness,
     read_audio,
     resample,
+    speech_level_db,
     trim_silence,
 )
 from tts_stack.data.config import PrepareConfig
@@ -18,7 +19,7 @@ from tts_stack.data.report import RejectedItem
 from tts_stack.errors import DataError
 from tts_stack.records import SourceItem, Utterance
 
-# A file this many times longer than max_seconds is rejected by its header, without decoding it.
+# A file this many times longer than max_seconds is rejected without reading the rest of it.
 _HOPELESS_LENGTH = 4.0
 
 
@@ -78,19 +79,20 @@ def _read(item: SourceItem, config: PrepareConfig) -> NDArray[np.float32]:
     path = Path(item.audio_path)
     if not path.is_file():
         raise _RejectedError("missing_audio", f"no audio file {path}; check the path")
-    length = audio_seconds(path)
-    if length > _HOPELESS_LENGTH * config.max_seconds:
-        raise _too_long(length, config)
+    limit = _HOPELESS_LENGTH * config.max_seconds
     try:
-        recording = read_audio(path)
+        recording = read_audio(path, max_seconds=limit)
     except DataError as error:
         raise _RejectedError("unreadable_audio", str(error)) from error
+    if recording.seconds >= limit:
+        raise _too_long(max(audio_seconds(path), recording.seconds), config)
     return resample(recording.audio, recording.sample_rate, config.sample_rate)
 
 
 def _condition(audio: NDArray[np.float32], config: PrepareConfig) -> NDArray[np.float32]:
     audio = audio - audio.mean()  # a constant offset would count as sound
     try:
+        speech_level_db(audio, config.sample_rate)  # silence is rejected whatever the settings
         if config.trim_silence:
             audio = trim_silence(
                 audio,

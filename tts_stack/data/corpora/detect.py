@@ -7,6 +7,7 @@ from tts_stack.data.corpora.ljspeech import METADATA_FILE, read_ljspeech
 from tts_stack.data.corpora.pairs import has_audio, read_pairs
 from tts_stack.data.corpora.source import SourceCorpus
 from tts_stack.errors import DataError
+from tts_stack.shards import CORPUS_FILE
 
 _LAYOUTS = (
     f"an LJSpeech folder ({METADATA_FILE} of id|text lines and wavs/), a JSONL manifest "
@@ -27,6 +28,8 @@ def read_corpus(path: Path) -> SourceCorpus:
         raise DataError(f"{path}: no such file or folder; expected {_LAYOUTS}")
     if path.is_file():
         return _read_file(path)
+    if (path / CORPUS_FILE).is_file():
+        raise DataError(f"{path}: is a prepared corpus already; expected recordings as the source")
     if (path / METADATA_FILE).is_file():
         return read_ljspeech(path)
     manifests = sorted(path.glob("*.jsonl"))

@@ -49,7 +49,10 @@ def _read_lines(
         if unsafe:
             yield RejectedItem(place, id, "bad_line", unsafe)
         elif len(texts) not in (1, 2):
-            message = f"found {len(columns)} columns, expected id|text or id|text|normalised text"
+            message = (
+                f"found {len(columns)} columns, expected id|text or id|text|normalised text; a "
+                "text with | in it needs a JSONL manifest"
+            )
             yield RejectedItem(place, id, "bad_line", message)
         elif id not in audio:
             message = f"found no audio file {AUDIO_FOLDER}/{id}.*; add it or delete the line"

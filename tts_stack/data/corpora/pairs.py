@@ -63,9 +63,9 @@ def _read_items(
         else:
             yield _read_pair(id, file, texts[stem], folder)
     for stem in sorted(set(texts) - set(audio)):
-        place = str(texts[stem].relative_to(folder))
+        id = "_".join(stem.relative_to(folder).parts)
         message = "no recording beside it; add it or delete the text"
-        yield RejectedItem(place, "_".join(stem.relative_to(folder).parts), "missing_audio", message)
+        yield RejectedItem(str(texts[stem].relative_to(folder)), id, "missing_audio", message)
 
 
 def _read_pair(id: str, audio: Path, text: Path, folder: Path) -> SourceItem | RejectedItem:
@@ -78,7 +78,7 @@ def _read_pair(id: str, audio: Path, text: Path, folder: Path) -> SourceItem | R
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """Files in a folder and below it, in order of name; hidden ones and links to folders excluded."""
+    """Files in a folder and below it, by name, without hidden ones and links to folders."""
     for root, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield from (Path(root) / name for name in sorted(names) if not name.startswith("."))

@@ -84,8 +84,7 @@ def read_utf8(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise DataError(
-            f"{path.name}:{line}: byte 0x{data[error.start]:02x} is not UTF-8; "
-            f"save {path} as UTF-8"
+            f"{path.name}:{line}: byte 0x{data[error.start]:02x} is not UTF-8; save {path} as UTF-8"
         ) from error
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
