@@ -22,9 +22,15 @@ class LoadedLLM(NamedTuple):
     contract: VoiceContract
 
 
-def save_llm(model: PreTrainedModel, contract: VoiceContract, folder: Path) -> VoiceContract:
+def save_llm(
+    model: PreTrainedModel,
+    contract: VoiceContract,
+    folder: Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> VoiceContract:
     """Write the folder; returns the contract with the weights' hash in it."""
-    save_model(model, folder)
+    save_model(model, folder, dtype=dtype)
     sealed = dataclasses.replace(contract, llm_sha256=file_sha256(folder / WEIGHTS_FILE))
     sealed.save(folder / CONTRACT_FILE)
     return sealed

@@ -10,6 +10,7 @@ from tts_stack.training import ScheduleConfig, TrainerConfig
 
 ARCHITECTURES = ("llama", "qwen3")
 OPTIMIZERS = ("muon_adamw", "adamw")
+SAVE_DTYPES = ("float32", "float16", "bfloat16")
 
 
 @dataclass
@@ -130,8 +131,10 @@ class LLMTrainConfig:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     token_noise: float = MISSING  # share of input audio tokens replaced at random in training
     max_validation_samples: int = MISSING  # the first so many of the validation split
+    save_dtype: str = MISSING  # of the finished model's file, one of SAVE_DTYPES
 
     def __post_init__(self) -> None:
+        _one_of("save_dtype", self.save_dtype, SAVE_DTYPES)
         if self.token_noise != MISSING and not 0 <= self.token_noise < 1:
             raise ConfigError(f"token_noise is {self.token_noise}, expected 0 or more, below 1")
         _at_least("max_validation_samples", self.max_validation_samples, 1)

@@ -92,11 +92,12 @@ def embedded_states(
     return cast(Tensor, found)
 
 
-def save_model(model: PreTrainedModel, folder: Path) -> None:
-    """Write a Hugging Face folder."""
+def save_model(model: PreTrainedModel, folder: Path, *, dtype: torch.dtype = torch.float32) -> None:
+    """Write a Hugging Face folder; the model itself is left with weights rounded to `dtype`."""
     folder.mkdir(parents=True, exist_ok=True)
     with _no_progress_bars():
-        model.save_pretrained(folder)
+        model.to(dtype).save_pretrained(folder)  # type: ignore[arg-type]
+    model.to(torch.float32)  # type: ignore[arg-type]
 
 
 def num_layers(model: PreTrainedModel) -> int:

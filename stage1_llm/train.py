@@ -3,6 +3,8 @@
 import logging
 from pathlib import Path
 
+import torch
+
 from stage1_llm.batching import plan_epoch
 from stage1_llm.checkpoint import save_llm
 from stage1_llm.config import LLMTrainConfig
@@ -55,7 +57,8 @@ def run_training(config: LLMTrainConfig, *, resume: bool) -> TrainSummary:
     )
 
     load_saved_weights(model, load_weights(out_dir / "checkpoints" / BEST_WEIGHTS))
-    save_llm(model, contract, out_dir / MODEL_FOLDER)
+    dtype = getattr(torch, config.save_dtype)
+    save_llm(model, contract, out_dir / MODEL_FOLDER, dtype=dtype)
     logger.info("wrote %s (step %d)", out_dir / MODEL_FOLDER, summary.best_step)
     return summary
 

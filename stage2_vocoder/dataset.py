@@ -230,7 +230,6 @@ def _from_step(
     step, epoch = 0, 0
     while step < stop_step:
         batches = length_batches(counts, batch_tokens, seed, epoch)
-        for rows in batches[max(0, start_step - step) : stop_step - step]:
-            yield rows
+        yield from batches[max(0, start_step - step) : stop_step - step]
         step += len(batches)
         epoch += 1

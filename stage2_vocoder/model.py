@@ -22,7 +22,7 @@ MAX_MAGNITUDE = 1e2  # as in vocos.heads.ISTFTHead
 
 
 class Vocoder(nn.Module):
-    """Hidden states of the LLM to a waveform; S tokens give exactly S * samples_per_token samples."""
+    """Hidden states of the LLM to a waveform: S tokens give S * samples_per_token samples."""
 
     def __init__(
         self,

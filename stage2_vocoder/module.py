@@ -258,7 +258,7 @@ def validation_batches(data: VocoderData, config: VocoderTrainConfig) -> list[Vo
 
 @torch.no_grad()
 def update_average(average: nn.Module, module: nn.Module, decay: float) -> None:
-    """average <- decay * average + (1 - decay) * module."""
+    """Average <- decay * average + (1 - decay) * module."""
     for mean, parameter in zip(average.parameters(), module.parameters(), strict=True):
         mean.lerp_(parameter, 1 - decay)
 

@@ -131,7 +131,7 @@ class StateWriter:
         for row, half in zip(rows, halves, strict=True):
             self._check(half, f"{path}: row {row}")
         offsets = np.cumsum([0] + [len(half) for half in halves], dtype=np.int64)
-        tensors = {"states": np.concatenate(halves), "offsets": offsets}
+        tensors: dict[str, NDArray[Any]] = {"states": np.concatenate(halves), "offsets": offsets}
         partial = path.with_name(path.name + ".partial")
         identity = json.dumps(dataclasses.asdict(self.info.identity))
         save_file(tensors, partial, metadata={_METADATA_KEY: identity})
@@ -156,7 +156,8 @@ class StateWriter:
     def _check(self, half: NDArray[np.float16], place: str) -> None:
         if half.ndim != 2 or half.shape[1] != self.info.hidden_size:
             raise DataError(
-                f"{place}: states of shape {list(half.shape)}, expected [S, {self.info.hidden_size}]"
+                f"{place}: states of shape {list(half.shape)}, "
+                f"expected [S, {self.info.hidden_size}]"
             )
         if not np.isfinite(half).all():
             raise DataError(f"{place}: states are not finite in float16; train the LLM again")
@@ -278,6 +279,11 @@ def _shard_identity(path: Path) -> StateIdentity:
 
 
 def read_info(folder: Path) -> StatesInfo:
+    """Read `states.json` of a states folder.
+
+    Raises:
+        CheckpointError: it is missing, damaged, or of another version.
+    """
     file = folder / STATES_FILE
     try:
         values = json.loads(file.read_text(encoding="utf-8"))

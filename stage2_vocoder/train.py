@@ -178,8 +178,8 @@ def _describe(identity: VocoderIdentity) -> str:
     vocoder = identity.vocoder
     return (
         f"LLM {identity.llm_sha256[:12]}, hidden size {identity.hidden_size}, vocoder "
-        f"{vocoder.dim}/{vocoder.intermediate_dim} x {vocoder.num_token_blocks}+{vocoder.num_layers}"
-        f", {identity.audio.sample_rate} Hz"
+        f"{vocoder.dim}/{vocoder.intermediate_dim} x "
+        f"{vocoder.num_token_blocks}+{vocoder.num_layers}, {identity.audio.sample_rate} Hz"
     )
 
 

@@ -169,14 +169,14 @@ def train_codec(overrides: Overrides = None, resume: Resume = False) -> None:
     config = load_config(CodecTrainConfig, "train_codec", given)
     summary = run_training(config, resume=resume)
     _print_summary(summary, Path(config.run) / "codec")
-    _next_step(f"tts-stack tokenize corpus={config.corpus} codec={config.run}/codec/codec")
+    _next_step(f"tts-stack tokenize corpus={config.corpus} tokenizer={config.run}/codec/codec")
 
 
 @app.command()
 def tokenize(overrides: Overrides = None) -> None:
     """Write semantic tokens into a corpus's shards.
 
-    corpus=work/corpus is needed; codec=FOLDER names another codec than the one trained in the
+    corpus=work/corpus is needed; tokenizer=FOLDER names another codec than the one trained in the
     corpus's run folder, or, when there is none, the one that ships.
     """
     from tts_stack.config import load_config
@@ -187,7 +187,7 @@ def tokenize(overrides: Overrides = None) -> None:
     config = load_config(TokenizeConfig, "tokenize", overrides or [])
     trained = _default_run(config.corpus) / "codec" / "codec"
     shipped = default_voice_dir() / CODEC_DIR
-    codec = Path(config.codec) if config.codec else trained if trained.is_dir() else shipped
+    codec = Path(config.tokenizer) if config.tokenizer else trained if trained.is_dir() else shipped
     console.print(f"codec: {codec}", markup=False)
     with progress_bar("recordings") as advance:
         report = run_tokenize(Path(config.corpus), codec, on_progress=advance)

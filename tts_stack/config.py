@@ -56,7 +56,8 @@ def load_config(schema: type[SchemaT], name: str, overrides: Sequence[str] = ())
     # of its keys, and every wrong key meets the same check.
     try:
         with initialize_config_dir(str(config_dir()), version_base=None):
-            composed = compose(name, [_force_add(override) for override in overrides])
+            groups = _groups_of(name)
+            composed = compose(name, [_force_add(override, groups) for override in overrides])
         merged = OmegaConf.merge(OmegaConf.structured(schema), composed)
         missing = sorted(OmegaConf.missing_keys(merged))
         if missing:
@@ -66,7 +67,14 @@ def load_config(schema: type[SchemaT], name: str, overrides: Sequence[str] = ())
         raise ConfigError(f"{name}.yaml: {_explain(error, schema)}") from error
 
 
-def _force_add(override: str) -> str:
+def _groups_of(name: str) -> set[str]:
+    """The groups that a root file chooses from in its defaults list."""
+    path = config_dir() / f"{name}.yaml"
+    defaults = OmegaConf.to_container(OmegaConf.load(path)).get("defaults", [])
+    return {str(group) for entry in defaults if isinstance(entry, dict) for group in entry}
+
+
+def _force_add(override: str, groups: set[str]) -> str:
     """`a.b=1` -> `++a.b=1`: an unknown value key reaches the schema's check, not Hydra's.
 
     A value with characters that Hydra's grammar reserves (a path with a space or a bracket) is
@@ -75,8 +83,7 @@ def _force_add(override: str) -> str:
     key, has_value, value = override.partition("=")
     if not has_value:
         raise ConfigError(f"override {override!r} has no value, expected key=value")
-    is_group = (config_dir() / key).is_dir()
-    if key[:1] in "+~" or is_group:
+    if key[:1] in "+~" or key in groups:
         return override
     if not _PLAIN_VALUE.fullmatch(value):
         # Hydra's quoting: only a quote, and backslashes that stand before one, are escaped.

@@ -7,19 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from pipeline_sizes import SMALL_CODEC, SMALL_LLM, SMALL_VOCODER
 
 from tts_stack.voice import demo_corpus_dir
 
-# Sizes and step counts that only have to run, not to learn.
-SMALL_CODEC = ["codec=fsq_25hz_small", "codec.hidden_size=32", "codec.ffn_size=32"]
-SMALL_LLM = ["llm=tiny", "batching.max_tokens=1024"]
-SMALL_VOCODER = [
-    "vocoder=tiny",
-    "discriminator=small",
-    "data.num_validation=2",
-    "reconstruction.batch_seconds=8",
-    "adversarial.batch_size=2",
-]
 NUM_CLIPS = 30
 
 
@@ -84,7 +75,7 @@ def small_run(small_recordings: Path, tmp_path_factory: pytest.TempPathFactory) 
     commands = [
         ["prepare", small_recordings, made.corpus, "num_workers=1", "validation_fraction=0.1"],
         ["train-codec", *where, *SMALL_CODEC, *steps],
-        ["tokenize", f"corpus={made.corpus}", f"codec={made.run}/codec/codec"],
+        ["tokenize", f"corpus={made.corpus}", f"tokenizer={made.run}/codec/codec"],
         ["train-llm", *where, *SMALL_LLM, *steps],
         ["train-vocoder", *where, *SMALL_VOCODER, *steps],
         ["train-vocoder", *where, *SMALL_VOCODER, *steps, "--phase", "adversarial"],

@@ -231,7 +231,9 @@ def test_a_corpus_that_is_not_there_is_one_clear_line(cli, tmp_path, command):
 def test_an_unknown_key_names_the_nearest_one(small_run, cli):
     result = cli("train-llm", f"corpus={small_run.corpus}", "trainer.max_step=3")
     assert result.code == 1
-    assert "unknown key trainer.max_step; the nearest valid key is trainer.max_steps" in result.output
+    assert (
+        "unknown key trainer.max_step; the nearest valid key is trainer.max_steps" in result.output
+    )
 
 
 @pytest.mark.parametrize(

@@ -91,4 +91,4 @@ class TokenizeConfig:
     """`tts-stack tokenize`; values live in configs/tokenize.yaml."""
 
     corpus: str = MISSING  # folder written by prepare
-    codec: str = MISSING  # codec folder; empty lets the command choose
+    tokenizer: str = MISSING  # codec folder; empty lets the command choose

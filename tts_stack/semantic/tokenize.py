@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -119,7 +120,8 @@ def tokenize(
     """
     started = time.monotonic()
     corpus = Corpus.open(corpus_path)
-    tokenizer = load_codec(codec_path or default_voice_dir() / CODEC_DIR, device=device)
+    codec_path = codec_path or default_voice_dir() / CODEC_DIR
+    tokenizer = load_codec(codec_path, device=device)
     _check_sample_rate(corpus, tokenizer)
     tally = _Tally(
         torch.zeros(tokenizer.identity.codebook_size, dtype=torch.long),
@@ -135,10 +137,18 @@ def tokenize(
     info = dataclasses.replace(
         corpus.info, codec=tokenizer.identity, codec_audio=tokenizer.audio_spec
     )
+    _keep_codec(codec_path, corpus_path / CODEC_DIR)
     write_info(corpus_path, info)
     report = _report(tokenizer, tally, time.monotonic() - started)
     logger.info("%s: %s", corpus_path, report.describe())
     return report
+
+
+def _keep_codec(codec_path: Path, kept: Path) -> None:
+    """Copy the codec beside its tokens: export packs it into the voice."""
+    if codec_path.resolve() != kept.resolve():
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.copytree(codec_path, kept)
 
 
 def _check_sample_rate(corpus: Corpus, tokenizer: SpeechTokenizer) -> None:
