@@ -96,8 +96,8 @@ def save_model(model: PreTrainedModel, folder: Path, *, dtype: torch.dtype = tor
     """Write a Hugging Face folder; the model itself is left with weights rounded to `dtype`."""
     folder.mkdir(parents=True, exist_ok=True)
     with _no_progress_bars():
-        model.to(dtype).save_pretrained(folder)  # type: ignore[arg-type]
-    model.to(torch.float32)  # type: ignore[arg-type]
+        model.to(dtype).save_pretrained(folder)
+    model.to(torch.float32)
 
 
 def num_layers(model: PreTrainedModel) -> int:

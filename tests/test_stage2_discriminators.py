@@ -28,13 +28,14 @@ def discriminators(**changes):
 
 
 def test_full_width_has_the_parameter_counts_of_hifi_gan():
-    full = discriminators(
-        periods=[2, 3, 5, 7, 11],
-        period_multiplier=1.0,
-        num_scales=3,
-        scale_multiplier=1.0,
-        spectrogram_sizes=[],
-    )
+    with torch.device("meta"):  # counts need no memory
+        full = discriminators(
+            periods=[2, 3, 5, 7, 11],
+            period_multiplier=1.0,
+            num_scales=3,
+            scale_multiplier=1.0,
+            spectrogram_sizes=[],
+        )
     assert round(count_parameters(full.period) / 1e6, 1) == 41.1
     assert round(count_parameters(full.scale) / 1e6, 1) == 29.6
 

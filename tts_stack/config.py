@@ -70,8 +70,8 @@ def load_config(schema: type[SchemaT], name: str, overrides: Sequence[str] = ())
 def _groups_of(name: str) -> set[str]:
     """The groups that a root file chooses from in its defaults list."""
     path = config_dir() / f"{name}.yaml"
-    defaults = OmegaConf.to_container(OmegaConf.load(path)).get("defaults", [])
-    return {str(group) for entry in defaults if isinstance(entry, dict) for group in entry}
+    defaults = OmegaConf.select(OmegaConf.load(path), "defaults", default=[])
+    return {str(group) for entry in defaults if isinstance(entry, DictConfig) for group in entry}
 
 
 def _force_add(override: str, groups: set[str]) -> str:

@@ -125,12 +125,15 @@ class PromptSpec:
 
 @dataclass(frozen=True)
 class LengthSpec:
-    """Semantic tokens per text token in the training set: bounds for synthesis."""
+    """Tokens of a text by its length, over the training set: bounds for synthesis.
 
-    tokens_per_symbol: float = 0.0  # mean; 0 means unknown
-    low: float = 0.0  # 0.1 % quantile
-    high: float = 0.0  # 99.9 % quantile
-    fixed_tokens: float = 0.0  # intercept: tokens of an empty text (pauses at both ends)
+    The fit is tokens = fixed_tokens + tokens_per_symbol * symbols.
+    """
+
+    tokens_per_symbol: float = 0.0  # slope; 0 means unknown
+    low: float = 0.0  # 0.1 % quantile of (tokens - fixed_tokens) / symbols
+    high: float = 0.0  # 99.9 % quantile of the same
+    fixed_tokens: float = 0.0  # intercept: pauses at both ends
 
 
 @dataclass(frozen=True)

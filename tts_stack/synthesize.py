@@ -97,7 +97,7 @@ class Speech:
                 )
             if sentence.num_dropped_symbols:
                 lines.append(
-                    f"{place}: left out {sentence.num_dropped_symbols} symbols unknown to this voice"
+                    f"{place}: left out {sentence.num_dropped_symbols} symbols this voice never saw"
                 )
         return tuple(lines)
 
