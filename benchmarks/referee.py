@@ -6,6 +6,7 @@ nothing is downloaded when this runs. Both need `pip install ".[measure]"`.
 
 import importlib
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,8 +75,11 @@ class Referee:
         )
 
     def normalize(self, text: str) -> str:
-        """Whisper's English rules: lower case, no punctuation, numbers and contractions alike."""
-        return str(self._normalize(text))
+        """Whisper's English rules: lower case, no punctuation, numbers and contractions alike.
+
+        Brackets go first: those rules drop what stands inside them, but both speakers say it.
+        """
+        return str(self._normalize(re.sub(r"[()\[\]]", " ", text)))
 
     def _transcribe(self, audio: NDArray[np.float32]) -> str:
         segments, _ = self._whisper.transcribe(

@@ -88,6 +88,7 @@ def train_config(corpus="", run="", max_steps=20, **changes) -> LLMTrainConfig:
         "trainer": TrainerConfig(max_steps, 5, 5, device="cpu"),
         "token_noise": 0.1,
         "max_validation_samples": 4,
+        "save_dtype": "float32",
     }
     return LLMTrainConfig(corpus=str(corpus), run=str(run), **{**values, **changes})
 

@@ -226,7 +226,7 @@ def train_vocoder(
     Phase reconstruction: mel-L1 and multi-resolution STFT on whole utterances. Phase adversarial:
     discriminators and feature matching on random 1-second crops, starting from the first phase.
 
-    Common settings: corpus=work/corpus run=runs/mine trainer.max_steps=3000 vocoder=small
+    Common settings: corpus=work/corpus run=runs/mine trainer.max_steps=3000 vocoder=base
     """
     from stage2_vocoder.config import VocoderTrainConfig
     from stage2_vocoder.train import run_training

@@ -3,7 +3,7 @@
 text -> sentences -> model text -> semantic tokens and hidden states (one LLM pass) -> audio.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -34,6 +34,7 @@ from tts_stack.voice import VoiceFiles
 MAX_SENTENCE_CHARS = 200
 PAUSE_S = 0.15  # silence between sentences, beside the margins the recordings have
 SPEEDS = (0.5, 2.0)
+FINAL_MARKS = tuple(".?!。？！")
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,8 @@ class Voice:
         pieces, skipped = [], []
         for sentence in split_sentences(text, max_chars=MAX_SENTENCE_CHARS):
             try:
-                pieces.append((sentence, self._frontend(sentence)))
+                model_text = self._frontend(sentence)
+                pieces.append((sentence, close_sentence(model_text, self.contract.tokens.symbols)))
             except DataError:
                 skipped.append(sentence)
         if not pieces:
@@ -258,6 +260,17 @@ class Voice:
                 )
             self._codec = load_codec(self.files.codec)
         return self._codec
+
+
+def close_sentence(model_text: str, symbols: Sequence[str]) -> str:
+    """End a text with a full stop when it has no final mark and the voice knows one.
+
+    A voice trained on punctuated transcripts takes the mark for the end; without it, it may go on
+    and repeat the last words.
+    """
+    if "." not in symbols or model_text[-1:] in FINAL_MARKS:
+        return model_text
+    return model_text.rstrip(" ,;:") + "."
 
 
 def _change_speed(states: Tensor, speed: float) -> Tensor:
