@@ -29,6 +29,7 @@ app = typer.Typer(
     help="Recordings into a voice, and text into speech with it.",
 )
 console = Console(stderr=True)
+UNSUITABLE_MEL_L1 = 0.7  # nat; a codec trained on its own voice has 0.4 to 0.5
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="Settings as key=value: corpus=work/corpus trainer.max_steps=200"),
@@ -149,9 +150,8 @@ def prepare(
         report = run_prepare(config, on_progress=advance)
     for line in report.lines():
         console.print(line, markup=False, soft_wrap=True)
-    _next_step(
-        f"tts-stack tokenize corpus={corpus}   (or first: tts-stack train-codec corpus={corpus})"
-    )
+    _next_step(f"tts-stack train-codec corpus={corpus}   (for another voice than the shipped one)")
+    console.print(f"  or: tts-stack tokenize corpus={corpus}", markup=False, soft_wrap=True)
 
 
 @app.command("train-codec")
@@ -192,6 +192,14 @@ def tokenize(overrides: Overrides = None) -> None:
     with progress_bar("recordings") as advance:
         report = run_tokenize(Path(config.corpus), codec, on_progress=advance)
     console.print(report.describe(), markup=False, soft_wrap=True)
+    if report.mel_l1 is not None and report.mel_l1 > UNSUITABLE_MEL_L1:
+        console.print(
+            f"warning: a round-trip error of {report.mel_l1:.2f} nat says this codec was made for "
+            f"other recordings; train your own: tts-stack train-codec corpus={config.corpus}",
+            style="yellow",
+            markup=False,
+            soft_wrap=True,
+        )
     _next_step(f"tts-stack train-llm corpus={config.corpus}")
 
 
