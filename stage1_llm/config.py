@@ -4,13 +4,22 @@ from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
-from tts_stack.contract import POSITION_SCHEMES, STATE_POSITIONS
+from stage1_llm.lora_config import LoraSettings
+from tts_stack.contract import (
+    DURATIONS,
+    MIN_RUN,
+    POSITION_SCHEMES,
+    PROMPT_FORMATS,
+    STATE_POSITIONS,
+)
 from tts_stack.errors import ConfigError
 from tts_stack.training import ScheduleConfig, TrainerConfig
 
 ARCHITECTURES = ("llama", "qwen3")
 OPTIMIZERS = ("muon_adamw", "adamw")
 SAVE_DTYPES = ("float32", "float16", "bfloat16")
+BATCHING_KINDS = ("dynamic", "packing")
+WEIGHT_SCHEDULES = ("constant", "linear", "hold")
 
 
 @dataclass
@@ -27,15 +36,19 @@ class LLMConfig:
     rope_theta: float = MISSING
     max_positions: int = MISSING  # longest prompt the model is declared for
     dropout: float = MISSING  # on the input embeddings
-    base_model: str | None = None  # Hugging Face causal LM folder; the fields above are then unused
+    head_dim: int | None = None  # None: hidden_size / num_heads
+    # Folder or hub name of a Hugging Face causal LM; all fields above but dropout are then unused.
+    base_model: str | None = None
 
     def __post_init__(self) -> None:
+        if self.base_model is not None:
+            return
         _one_of("llm.architecture", self.architecture, ARCHITECTURES)
         for name in ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "max_positions"):
             _at_least(f"llm.{name}", getattr(self, name), 1)
         if MISSING in (self.hidden_size, self.num_heads, self.num_kv_heads):
             return
-        if self.hidden_size % (2 * self.num_heads):
+        if self.head_dim is None and self.hidden_size % (2 * self.num_heads):
             raise ConfigError(
                 f"llm.hidden_size is {self.hidden_size}, expected a multiple of twice "
                 f"llm.num_heads ({self.num_heads}): rotary positions turn pairs of values"
@@ -54,20 +67,44 @@ class PromptConfig:
     position_scheme: str = MISSING  # plain or aligned
     hidden_layer: int = MISSING  # index into the model's hidden states, -1 after the final norm
     state_position: str = MISSING  # reads or predicts
+    format: str = MISSING  # tagged, or chat: the base model's own chat template
+    durations: str = MISSING  # none, tokens or codebook: collapse runs of one token, keep lengths
+    max_run: int = MISSING  # tokens of the longest run, where runs are collapsed
+    speaker_tags: bool = MISSING  # one token for each speaker of the corpus, before the text
+    language_tags: bool = MISSING  # one token for each language of the corpus
 
     def __post_init__(self) -> None:
+        _one_of("prompt.format", self.format, PROMPT_FORMATS)
+        _one_of("prompt.durations", self.durations, DURATIONS)
+        _at_least("prompt.max_run", self.max_run, MIN_RUN)
         _one_of("prompt.position_scheme", self.position_scheme, POSITION_SCHEMES)
         _one_of("prompt.state_position", self.state_position, STATE_POSITIONS)
 
 
 @dataclass
-class BatchingConfig:
-    """Token-budget batches of similar length."""
+class CurriculumConfig:
+    """Short samples first: the longest sample allowed grows while the token budget stays."""
 
-    max_tokens: int = MISSING  # rows x longest row, padding included
-    max_length: int = MISSING  # tokens of one prompt; longer samples are left out and reported
+    start_length: int = MISSING  # tokens of the longest sample at step 0
+    steps: int = MISSING  # until every sample takes part; 0: no curriculum
 
     def __post_init__(self) -> None:
+        _at_least("batching.curriculum.start_length", self.start_length, 1)
+        _at_least("batching.curriculum.steps", self.steps, 0)
+
+
+@dataclass
+class BatchingConfig:
+    """How samples make up a batch."""
+
+    kind: str = MISSING  # dynamic: rows of similar length; packing: one row, one after the other
+    max_tokens: int = MISSING  # of a batch, padding included
+    max_length: int = MISSING  # tokens of one prompt; longer samples are left out and reported
+    cache_tokens: int = MISSING  # of samples kept in memory; the others are read when needed
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
+
+    def __post_init__(self) -> None:
+        _one_of("batching.kind", self.kind, BATCHING_KINDS)
         _at_least("batching.max_tokens", self.max_tokens, 1)
         _at_least("batching.max_length", self.max_length, 1)
         if MISSING not in (self.max_tokens, self.max_length) and self.max_length > self.max_tokens:
@@ -78,16 +115,44 @@ class BatchingConfig:
 
 
 @dataclass
+class WeightConfig:
+    """Weight of one group of labels over the steps."""
+
+    value: float = MISSING  # at step 0
+    kind: str = "constant"  # linear: from value to final; hold: value, then final at once
+    steps: int = 0  # of the line, or of the hold
+    final: float = 0.0  # afterwards; unused by constant
+
+    def __post_init__(self) -> None:
+        _one_of("loss: kind", self.kind, WEIGHT_SCHEDULES)
+        for name in ("value", "steps", "final"):
+            _at_least(f"loss: {name}", getattr(self, name), 0)
+
+    def at(self, step: int) -> float:
+        """The weight of a step."""
+        if self.kind == "constant":
+            return self.value
+        if step >= self.steps:
+            return self.final
+        share = step / self.steps if self.kind == "linear" else 0.0
+        return self.value + share * (self.final - self.value)
+
+
+@dataclass
 class LossConfig:
     """Weight of a label by its group."""
 
-    text_weight: float = MISSING
-    audio_weight: float = MISSING
-    end_weight: float = MISSING  # of <|audio_end|>
+    text_weight: WeightConfig = field(default_factory=WeightConfig)
+    audio_weight: WeightConfig = field(default_factory=WeightConfig)
+    end_weight: WeightConfig = field(default_factory=WeightConfig)  # of [STOP]
+    codebook_weight: float = MISSING  # of the mean loss of the codebooks beside the token stream
 
     def __post_init__(self) -> None:
-        for name in ("text_weight", "audio_weight", "end_weight"):
-            _at_least(f"loss.{name}", getattr(self, name), 0)
+        _at_least("loss.codebook_weight", self.codebook_weight, 0)
+
+    def weights(self, step: int) -> tuple[float, float, float]:
+        """Of text, audio and end."""
+        return self.text_weight.at(step), self.audio_weight.at(step), self.end_weight.at(step)
 
 
 @dataclass
@@ -101,8 +166,11 @@ class OptimizerConfig:
     beta1: float = MISSING
     beta2: float = MISSING
     max_grad_norm: float = MISSING
+    ema_decay: float = MISSING  # of the averaged weights that are validated and kept; 0: none
 
     def __post_init__(self) -> None:
+        if self.ema_decay != MISSING and not 0 <= self.ema_decay < 1:
+            raise ConfigError(f"optimizer.ema_decay is {self.ema_decay}, expected 0 to below 1")
         _one_of("optimizer.kind", self.kind, OPTIMIZERS)
 
 
@@ -122,6 +190,7 @@ class LLMTrainConfig:
     run: str = MISSING  # folder of this voice; stage 1 writes <run>/llm
     name: str = ""  # of the voice; empty takes the run folder's name
     llm: LLMConfig = field(default_factory=LLMConfig)
+    lora: LoraSettings | None = None  # None trains every weight
     prompt: PromptConfig = field(default_factory=PromptConfig)
     batching: BatchingConfig = field(default_factory=BatchingConfig)
     loss: LossConfig = field(default_factory=LossConfig)
@@ -130,14 +199,16 @@ class LLMTrainConfig:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     token_noise: float = MISSING  # share of input audio tokens replaced at random in training
-    max_validation_samples: int = MISSING  # the first so many of the validation split
+    max_validation_samples: int | None = None  # the first so many; None: the whole split
+    num_listened: int = MISSING  # validation texts spoken at every validation, for TensorBoard
     save_dtype: str = MISSING  # of the finished model's file, one of SAVE_DTYPES
 
     def __post_init__(self) -> None:
         _one_of("save_dtype", self.save_dtype, SAVE_DTYPES)
         if self.token_noise != MISSING and not 0 <= self.token_noise < 1:
             raise ConfigError(f"token_noise is {self.token_noise}, expected 0 or more, below 1")
-        _at_least("max_validation_samples", self.max_validation_samples, 1)
+        if self.max_validation_samples is not None:
+            _at_least("max_validation_samples", self.max_validation_samples, 1)
 
 
 def _at_least(name: str, value: float | str, minimum: float) -> None:

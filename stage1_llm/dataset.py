@@ -1,21 +1,18 @@
-"""Tokenised utterances -> LLM samples: text encoded, empty and over-long ones counted out."""
+"""Utterances -> LLM samples, and what a voice learns from their lengths."""
 
-import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stage1_llm.prompt import Prompt, build_prompt
-from stage1_llm.vocab import encode_text
+from stage1_llm.stream import encode_stream
+from stage1_llm.text import TextEncoder
 from tts_stack.contract import LengthSpec, PromptSpec, TokenMap
 from tts_stack.errors import DataError
 from tts_stack.records import TokenizedUtterance
 
-logger = logging.getLogger(__name__)
-NUM_MARKERS = 3  # <|text|>, <|audio_start|>, <|audio_end|>
-SHOWN_IDS = 5  # of left-out samples in a log line
+NUM_MARKERS = 2  # [START] and [STOP]
 LOW_QUANTILE, HIGH_QUANTILE = 0.001, 0.999
 
 
@@ -25,68 +22,70 @@ class Sample:
 
     id: str
     text_ids: tuple[int, ...]
-    semantic_tokens: NDArray[np.int64]  # [S]
-
-    @property
-    def length(self) -> int:
-        """Tokens of its prompt."""
-        return len(self.text_ids) + len(self.semantic_tokens) + NUM_MARKERS
+    semantic_tokens: NDArray[np.int64]  # [S] or [S, K]
+    length: int  # tokens of its prompt
+    tag_ids: tuple[int, ...] = ()
+    num_dropped: int = 0  # symbols of the text that the voice does not know
 
 
-def encode_samples(
-    utterances: Sequence[TokenizedUtterance], tokens: TokenMap, *, max_length: int, split: str
-) -> list[Sample]:
-    """Encode a split; samples without text or audio, or over `max_length`, are left out and named.
+def make_sample(
+    utterance: TokenizedUtterance, encode: TextEncoder, tokens: TokenMap, spec: PromptSpec
+) -> Sample:
+    """Encode one utterance; a sample without text or audio has length 0 and cannot be trained on.
 
     Raises:
-        DataError: there are several codebooks, or no sample is left.
+        DataError: a semantic token is outside the codebook, named by the utterance.
     """
-    kept: list[Sample] = []
-    empty: list[str] = []
-    too_long: list[str] = []
-    num_dropped = 0
-    for utterance in utterances:
-        if utterance.semantic_tokens.ndim != 1:
-            raise DataError(
-                f"{utterance.id}: {utterance.semantic_tokens.shape[1]} codebooks, stage 1 trains "
-                "on one; tokenize with a single-codebook codec"
-            )
-        encoded = encode_text(utterance.model_text, tokens)
-        num_dropped += encoded.num_dropped
-        sample = Sample(utterance.id, encoded.ids, utterance.semantic_tokens)
-        if not sample.text_ids or not len(sample.semantic_tokens):
-            empty.append(sample.id)
-        elif sample.length > max_length:
-            too_long.append(sample.id)
-        else:
-            kept.append(sample)
-    _report(split, "without text or audio", empty)
-    _report(split, f"longer than {max_length} tokens", too_long)
-    if num_dropped:
-        logger.warning("%s: %d symbols unknown to the voice were dropped", split, num_dropped)
-    if not kept:
-        raise DataError(
-            f"{split}: none of {len(utterances)} utterances is left for stage 1 ({len(too_long)} "
-            f"longer than batching.max_length={max_length}, {len(empty)} empty)"
-        )
-    return kept
+    encoded = encode(utterance.model_text)
+    tag_ids = tokens.tag_ids(utterance.speaker, utterance.language)
+    length = 0
+    if encoded.ids and len(utterance.semantic_tokens):
+        try:
+            num_audio = len(encode_stream(utterance.semantic_tokens, tokens, spec).token_ids)
+        except DataError as error:
+            raise DataError(f"{utterance.id}: {error}") from error
+        length = num_markers(spec) + len(tag_ids) + len(encoded.ids) + num_audio
+    return Sample(
+        utterance.id,
+        encoded.ids,
+        utterance.semantic_tokens,
+        length,
+        tag_ids,
+        encoded.num_dropped,
+    )
 
 
 def sample_prompt(sample: Sample, tokens: TokenMap, spec: PromptSpec) -> Prompt:
     """The training prompt of a sample."""
-    return build_prompt(sample.text_ids, sample.semantic_tokens, tokens, spec)
+    return build_prompt(sample.text_ids, sample.semantic_tokens, tokens, spec, sample.tag_ids)
 
 
-def measure_stride(samples: Sequence[Sample]) -> float:
-    """Mean semantic tokens per text token."""
-    num_audio = sum(len(sample.semantic_tokens) for sample in samples)
-    return num_audio / sum(len(sample.text_ids) for sample in samples)
+def num_markers(spec: PromptSpec) -> int:
+    """Tokens of a prompt that are neither text, tag nor audio."""
+    return max(1, len(spec.before_text)) + len(spec.after_text) + NUM_MARKERS
 
 
-def measure_lengths(samples: Sequence[Sample]) -> LengthSpec:
-    """Fit tokens = fixed_tokens + tokens_per_symbol * symbols, and the slopes seen around it."""
-    num_text = np.array([len(sample.text_ids) for sample in samples], dtype=np.float64)
-    num_audio = np.array([len(sample.semantic_tokens) for sample in samples], dtype=np.float64)
+def measure_stride(
+    num_text: NDArray[np.int64], lengths: NDArray[np.int64], spec: PromptSpec
+) -> float:
+    """Mean audio positions per text position; tags count as audio, one in hundreds.
+
+    Args:
+        num_text: text ids of each sample.
+        lengths: of each whole prompt.
+        spec: the template.
+    """
+    return float((lengths - num_text - num_markers(spec)).sum() / num_text.sum())
+
+
+def measure_lengths(num_text: NDArray[np.int64], num_audio: NDArray[np.int64]) -> LengthSpec:
+    """Fit tokens = fixed_tokens + tokens_per_symbol * symbols, and the slopes seen around it.
+
+    Args:
+        num_text: text ids of each sample.
+        num_audio: semantic tokens of each sample.
+    """
+    num_text, num_audio = num_text.astype(np.float64), num_audio.astype(np.float64)
     slope, fixed = num_audio.mean() / num_text.mean(), 0.0
     if num_text.std() > 0:
         fitted = float(np.cov(num_text, num_audio, bias=True)[0, 1] / num_text.var())
@@ -96,9 +95,3 @@ def measure_lengths(samples: Sequence[Sample]) -> LengthSpec:
     slopes = (num_audio - fixed) / num_text
     low, high = np.quantile(slopes, [LOW_QUANTILE, HIGH_QUANTILE])
     return LengthSpec(float(slope), float(low), float(high), fixed)
-
-
-def _report(split: str, reason: str, ids: Sequence[str]) -> None:
-    if ids:
-        shown = ", ".join(ids[:SHOWN_IDS]) + (", …" if len(ids) > SHOWN_IDS else "")
-        logger.warning("%s: %d samples %s left out: %s", split, len(ids), reason, shown)

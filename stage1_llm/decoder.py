@@ -5,6 +5,7 @@
 any other causal LM. A test holds both to the teacher-forced states.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
@@ -12,8 +13,11 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import DynamicCache, PreTrainedModel
 
+from stage1_llm.codebooks import Codebooks
 from stage1_llm.model import head, layer_index, num_layers
+from stage1_llm.network import TextToSemantic
 from stage1_llm.prompt import Prompt
+from stage1_llm.stream import IGNORE_INDEX
 
 FAST_MODEL_TYPES = ("llama", "qwen3")
 
@@ -23,6 +27,7 @@ class Decoded(NamedTuple):
 
     state: Tensor  # [D] of the layer asked for
     logits: Tensor  # [V]
+    last: Tensor  # [D] after the final norm: what the codebook heads read
 
 
 class Decoder(Protocol):
@@ -31,22 +36,22 @@ class Decoder(Protocol):
     def prefill(self, prefix: Prompt) -> Decoded:
         """Read a prompt's prefix; what stands at its last position."""
 
-    def step(self, token_id: int, position: float) -> Decoded:
-        """Read one more token."""
+    def step(self, token_id: int, position: float, codes: Sequence[int] = ()) -> Decoded:
+        """Read one more token, with its codes of the other codebooks."""
 
 
-def make_decoder(model: PreTrainedModel, *, layer: int, capacity: int) -> Decoder:
+def make_decoder(network: TextToSemantic, *, layer: int, capacity: int) -> Decoder:
     """The fastest decoder that fits the model.
 
     Args:
-        model: in evaluation mode.
+        network: in evaluation mode.
         layer: index into the model's hidden states, whose state is returned.
-        capacity: semantic tokens that will be read at most.
+        capacity: tokens that will be read at most after the prefix.
     """
     return (
-        LlamaDecoder(model, layer=layer, capacity=capacity)
-        if is_fast_model(model)
-        else GenericDecoder(model, layer=layer)
+        LlamaDecoder(network, layer=layer, capacity=capacity)
+        if is_fast_model(network.llm)
+        else GenericDecoder(network, layer=layer)
     )
 
 
@@ -66,7 +71,9 @@ def is_fast_model(model: PreTrainedModel) -> bool:
 class GenericDecoder:
     """Any causal LM, through its own forward."""
 
-    def __init__(self, model: PreTrainedModel, *, layer: int) -> None:
+    def __init__(self, network: TextToSemantic, *, layer: int) -> None:
+        model = network.llm
+        self._network = network
         self._decoder, self._head, self._device = model.get_decoder(), head(model), model.device
         self._layer = layer_index(model, layer)
         self._needs_all = self._layer != num_layers(model)
@@ -75,36 +82,44 @@ class GenericDecoder:
 
     def prefill(self, prefix: Prompt) -> Decoded:
         """See Decoder."""
-        return self._forward(
-            torch.from_numpy(prefix.token_ids)[None], torch.from_numpy(prefix.position_ids)[None]
-        )
+        num_codebooks = len(_embeddings(self._network.codebooks))
+        codes = torch.full((1, len(prefix), num_codebooks), IGNORE_INDEX)
+        position_ids = torch.from_numpy(prefix.position_ids)[None]
+        return self._forward(torch.from_numpy(prefix.token_ids)[None], codes, position_ids)
 
-    def step(self, token_id: int, position: float) -> Decoded:
+    def step(self, token_id: int, position: float, codes: Sequence[int] = ()) -> Decoded:
         """See Decoder."""
-        return self._forward(torch.tensor([[token_id]]), torch.tensor([[position]]))
+        num_codebooks = len(_embeddings(self._network.codebooks))
+        read = list(codes) or [IGNORE_INDEX] * num_codebooks
+        input_ids = torch.tensor([[token_id]])
+        code_ids = torch.tensor([[read]], dtype=torch.int64)
+        return self._forward(input_ids, code_ids, torch.tensor([[position]]))
 
-    def _forward(self, input_ids: Tensor, position_ids: Tensor) -> Decoded:
+    def _forward(self, input_ids: Tensor, codes: Tensor, position_ids: Tensor) -> Decoded:
         self._length += input_ids.shape[1]
         # The mask keeps restarted positions from being read as packed documents.
         mask = torch.ones(1, self._length, dtype=torch.bool, device=self._device)
         output = self._decoder(
-            input_ids.to(self._device),
+            None,
             mask,
             position_ids.to(self._device),
             self.cache,  # by place: transformers 5 has had two names for it
+            inputs_embeds=self._network.embed(input_ids.to(self._device), codes.to(self._device)),
             use_cache=True,
             output_hidden_states=self._needs_all,
         )
         last = output.last_hidden_state[0, -1]  # [D]
         state = output.hidden_states[self._layer][0, -1] if self._needs_all else last
-        return Decoded(cast(Tensor, state), self._head(last))
+        return Decoded(cast(Tensor, state), self._head(last), last)
 
 
 class LlamaDecoder:
     """Llama or Qwen3: the prefix through its own forward, then steps of bare kernels."""
 
-    def __init__(self, model: PreTrainedModel, *, layer: int, capacity: int) -> None:
-        self._model, self._layer, self._capacity = model, layer_index(model, layer), capacity
+    def __init__(self, network: TextToSemantic, *, layer: int, capacity: int) -> None:
+        model = network.llm
+        self._network, self._layer, self._capacity = network, layer_index(model, layer), capacity
+        self._code_embeddings = _embeddings(network.codebooks)
         decoder = model.get_decoder()
         self._embedding = model.get_input_embeddings().weight
         self._norm, self._head = decoder.norm, model.get_output_embeddings().weight
@@ -114,18 +129,21 @@ class LlamaDecoder:
 
     def prefill(self, prefix: Prompt) -> Decoded:
         """See Decoder."""
-        reader = GenericDecoder(self._model, layer=self._layer)
+        reader = GenericDecoder(self._network, layer=self._layer)
         decoded = reader.prefill(prefix)
         self._length = len(prefix)
         for block, layer in zip(self._blocks, reader.cache.layers, strict=True):
             block.fill(layer.keys, layer.values, self._capacity)
         return decoded
 
-    def step(self, token_id: int, position: float) -> Decoded:
+    def step(self, token_id: int, position: float, codes: Sequence[int] = ()) -> Decoded:
         """See Decoder."""
         angles = position * self._inv_freq
         cos, sin = angles.cos().to(self._embedding.dtype), angles.sin().to(self._embedding.dtype)
         x = self._embedding[token_id]  # [D]
+        if codes:
+            pairs = zip(self._code_embeddings, codes, strict=True)
+            x = x + torch.stack([weight[code] for weight, code in pairs]).sum(0)
         state = x
         for index, block in enumerate(self._blocks, start=1):
             x = block(x, cos, sin, self._length)
@@ -135,7 +153,7 @@ class LlamaDecoder:
         last = _rms_norm(x, self._norm)
         if self._layer == len(self._blocks):
             state = last
-        return Decoded(state, functional.linear(last, self._head))
+        return Decoded(state, functional.linear(last, self._head), last)
 
 
 class _Block:
@@ -180,6 +198,13 @@ class _Block:
             enable_gqa=self._is_grouped,
         )
         return functional.linear(attended.flatten(), self._out)
+
+
+def _embeddings(codebooks: Codebooks | None) -> list[Tensor]:
+    """Embedding matrix of each other codebook."""
+    if codebooks is None:
+        return []
+    return [cast(Tensor, embedding.weight) for embedding in codebooks.embeddings]
 
 
 def _rms_norm(x: Tensor, norm: Any) -> Tensor:

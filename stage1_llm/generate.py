@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from stage1_llm.decoder import make_decoder
+from stage1_llm.decoder import Decoded, make_decoder
+from stage1_llm.network import TextToSemantic
 from stage1_llm.prompt import next_position, prompt_prefix
-from tts_stack.contract import LengthSpec, VoiceContract
+from tts_stack.contract import MIN_RUN, LengthSpec, VoiceContract
 from tts_stack.errors import ConfigError
 
 FINISHED, TOO_LONG, STUCK = "end", "length", "repetition"
@@ -47,9 +47,9 @@ class SamplingSettings:
 
 @dataclass(frozen=True)
 class Generation:
-    """One utterance as the LLM spoke it."""
+    """One utterance as the LLM spoke it, its runs expanded."""
 
-    semantic_tokens: Tensor  # [S] int64
+    semantic_tokens: Tensor  # [S] or [S, K] int64
     hidden_states: Tensor  # [S, D], layer and position as the contract says
     finish_reason: str  # FINISHED, TOO_LONG or STUCK
 
@@ -59,6 +59,8 @@ class GeneratedToken(NamedTuple):
 
     semantic_token: int
     hidden_state: Tensor  # [D]
+    codes: tuple[int, ...] = ()  # of the other codebooks of the codec
+    run_length: int = 1  # tokens it stands for
 
 
 class TokenBounds(NamedTuple):
@@ -69,76 +71,122 @@ class TokenBounds(NamedTuple):
 
 
 class TokenStream:
-    """Semantic tokens as they are generated; `finish_reason` is set when iteration ends."""
+    """Semantic tokens as they are generated; `finish_reason` is set when iteration ends.
+
+    Args:
+        network: in evaluation mode.
+        contract: of the voice the network belongs to.
+        text_ids: of the voice's TextEncoder.
+        settings: sampling.
+        generator: on the CPU; the same seed gives the same tokens.
+        tag_ids: speaker and language.
+    """
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        network: TextToSemantic,
         contract: VoiceContract,
         text_ids: Sequence[int],
         settings: SamplingSettings,
         generator: torch.Generator,
+        tag_ids: Sequence[int] = (),
     ) -> None:
         self.finish_reason = ""
-        self._prefix = prompt_prefix(text_ids, contract.tokens, contract.prompt)
+        self._prefix = prompt_prefix(text_ids, contract.tokens, contract.prompt, tag_ids)
         self._bounds = token_bounds(len(text_ids), contract.length, settings)
+        # Every token may have a duration token before it.
+        capacity = self._bounds.high * (2 if contract.tokens.num_durations else 1)
         self._decoder = make_decoder(
-            model, layer=contract.prompt.hidden_layer, capacity=self._bounds.high
+            network, layer=contract.prompt.hidden_layer, capacity=capacity
         )
-        self._contract, self._settings, self._generator = contract, settings, generator
+        self._network, self._contract = network, contract
+        self._settings, self._generator = settings, generator
 
     @torch.inference_mode()
     def __iter__(self) -> Iterator[GeneratedToken]:
         tokens = self._contract.tokens
         is_read_state = self._contract.prompt.state_position == "reads"
         past: list[int] = []
-        state, logits = self._decoder.prefill(self._prefix)
+        decoded = self._decoder.prefill(self._prefix)
         position = next_position(self._prefix)
-        while len(past) < self._bounds.high:
-            scores = logits[tokens.semantic_offset : tokens.semantic_stop].float()
-            end_score = logits[tokens.audio_end].float() if self._may_end(past) else -math.inf
-            choice = choose_token(scores, end_score, past, self._settings, self._generator)
-            if choice == tokens.codebook_size:
+        num_spoken, run_length = 0, 1
+        while num_spoken < self._bounds.high:
+            may_end = num_spoken >= self._bounds.low and run_length == 1
+            token_id = self._choose(decoded.logits, past, may_end=may_end, is_run=run_length > 1)
+            if token_id == tokens.audio_end:
                 self.finish_reason = FINISHED
                 return
-            predicting_state = state
-            state, logits = self._decoder.step(tokens.semantic_offset + choice, position)
-            past.append(choice)
+            if tokens.duration_offset <= token_id < tokens.duration_stop:
+                run_length = token_id - tokens.duration_offset + MIN_RUN
+                decoded = self._decoder.step(token_id, position)
+                position += 1
+                continue
+            codes = self._choose_codes(decoded, token_id)
+            before = decoded.state
+            decoded = self._decoder.step(token_id, position, codes)
             position += 1
-            yield GeneratedToken(choice, state if is_read_state else predicting_state)
+            past.append(token_id - tokens.semantic_offset)
+            if self._contract.prompt.durations == "codebook":
+                run_length = codes.pop() + 1
+            run_length = min(run_length, self._bounds.high - num_spoken)
+            state = decoded.state if is_read_state else before
+            yield GeneratedToken(past[-1], state, tuple(codes), run_length)
+            num_spoken += run_length
+            run_length = 1
             if is_stuck(past, self._settings.stuck_tokens):
                 self.finish_reason = STUCK
                 return
         self.finish_reason = TOO_LONG
 
-    def _may_end(self, past: Sequence[int]) -> bool:
-        return len(past) >= self._bounds.low
+    def _choose(self, logits: Tensor, past: Sequence[int], *, may_end: bool, is_run: bool) -> int:
+        """Id of a semantic token, a duration token (never two in a row), or the end."""
+        tokens = self._contract.tokens
+        scores = logits[tokens.semantic_offset : tokens.semantic_stop]
+        if tokens.num_durations and not is_run:
+            durations = logits[tokens.duration_offset : tokens.duration_stop]
+            scores = torch.cat([scores, durations])
+        end_score = logits[tokens.audio_end].float() if may_end else -math.inf
+        choice = choose_token(scores.float(), end_score, past, self._settings, self._generator)
+        if choice == len(scores):
+            return tokens.audio_end
+        if choice < tokens.codebook_size:
+            return tokens.semantic_offset + choice
+        return tokens.duration_offset + choice - tokens.codebook_size
+
+    def _choose_codes(self, decoded: Decoded, token_id: int) -> list[int]:
+        if self._network.codebooks is None:
+            return []
+        embedding = self._network.llm.get_input_embeddings().weight[token_id]
+
+        def pick(logits: Tensor) -> int:
+            return choose_token(logits.float(), -math.inf, (), self._settings, self._generator)
+
+        return self._network.codebooks.choose(decoded.last, embedding, pick)
 
 
 def generate(
-    model: PreTrainedModel,
+    network: TextToSemantic,
     contract: VoiceContract,
     text_ids: Sequence[int],
     settings: SamplingSettings,
     generator: torch.Generator,
+    tag_ids: Sequence[int] = (),
 ) -> Generation:
-    """Speak one text.
-
-    Args:
-        model: in evaluation mode.
-        contract: of the voice the model belongs to.
-        text_ids: symbols as ids, from `encode_text`.
-        settings: sampling.
-        generator: on the CPU; the same seed gives the same tokens.
+    """Speak one text; see TokenStream for the arguments.
 
     Raises:
         DataError: the text has no symbol.
     """
-    stream = TokenStream(model, contract, text_ids, settings, generator)
+    stream = TokenStream(network, contract, text_ids, settings, generator, tag_ids)
     steps = list(stream)
+    rows = [(step.semantic_token, *step.codes) for step in steps]
+    tokens = torch.tensor(rows, dtype=torch.int64)  # [N, K]
+    repeats = torch.tensor([step.run_length for step in steps])
+    tokens = tokens.repeat_interleave(repeats, dim=0)
+    states = torch.stack([step.hidden_state for step in steps])
     return Generation(
-        torch.tensor([step.semantic_token for step in steps], dtype=torch.int64),
-        torch.stack([step.hidden_state for step in steps]),
+        tokens[:, 0] if tokens.shape[1] == 1 else tokens,
+        states.repeat_interleave(repeats.to(states.device), dim=0),
         stream.finish_reason,
     )
 
@@ -163,10 +211,10 @@ def choose_token(
     settings: SamplingSettings,
     generator: torch.Generator,
 ) -> int:
-    """A semantic token, or `codebook_size` for the end of audio.
+    """Index of a score, or their number for the end of audio.
 
     Args:
-        scores: [codebook_size] logits of the semantic tokens.
+        scores: [n] logits of the semantic tokens, then of duration tokens where they are allowed.
         end_score: logit of <|audio_end|>, -inf where it is forbidden.
         past: semantic tokens so far.
         settings: sampling.

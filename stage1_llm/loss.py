@@ -1,5 +1,6 @@
 """Group-weighted cross-entropy and its figures; pure functions of logits and labels."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -7,6 +8,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from stage1_llm.prompt import GROUP_NAMES
+from stage1_llm.stream import IGNORE_INDEX
+
+TOP = 5  # a label among so many highest logits counts as a top-5 hit
 
 
 class Supervised(NamedTuple):
@@ -17,11 +21,27 @@ class Supervised(NamedTuple):
     groups: Tensor  # [N]
 
 
-class GroupSums(NamedTuple):
-    """Sums over labels, one entry a group (text, audio, end)."""
+class StepSums(NamedTuple):
+    """Sums over the labels of a batch; those of several batches are added."""
 
-    losses: Tensor  # [3], nats
+    losses: Tensor  # [3] nats, one entry a group (text, audio, end)
     counts: Tensor  # [3]
+    hits: Tensor  # [3] labels that have the highest logit
+    hits_5: Tensor  # [3] ... one of the five highest
+    code_loss: Tensor  # [] nats, over the codes of every other codebook
+    code_count: Tensor  # []
+    code_hits_5: Tensor  # []
+
+    def __add__(self, other: "StepSums") -> "StepSums":  # type: ignore[override]
+        """Sums over both."""
+        return StepSums(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+
+
+class Denominators(NamedTuple):
+    """What the losses of a whole step are divided by, micro-batches and processes together."""
+
+    weight: Tensor  # [] sum of the labels' weights
+    codes: Tensor  # [] codes with a label
 
 
 def supervised_positions(labels: Tensor, groups: Tensor, weights: Tensor) -> Supervised:
@@ -32,45 +52,99 @@ def supervised_positions(labels: Tensor, groups: Tensor, weights: Tensor) -> Sup
         groups: [B, L], GROUP_*; negative on positions without a label.
         weights: [3], weight of each group.
     """
-    is_used = (groups >= 0) & (weights[groups.clamp(min=0)] > 0)  # [B, L]
-    is_used[:, 0] = False  # nothing stands before the first token
-    found = is_used.flatten().nonzero().squeeze(1)  # [N]
+    found = _is_used(groups, weights).flatten().nonzero().squeeze(1)  # [N]
     return Supervised(found - 1, labels.flatten()[found], groups.flatten()[found])
 
 
-def group_sums(logits: Tensor, labels: Tensor, groups: Tensor) -> GroupSums:
-    """Cross-entropy and counts per group.
+def denominators(groups: Tensor, codes: Tensor, weights: Tensor) -> Denominators:
+    """Weights and codes of one batch, known before the network has run.
+
+    Args:
+        groups: [B, L].
+        codes: [B, L, C].
+        weights: [3], weight of each group.
+    """
+    is_used = _is_used(groups, weights)
+    num_codes = (codes[is_used] != IGNORE_INDEX).sum()
+    return Denominators(weights[groups[is_used]].sum(), num_codes.to(weights.dtype))
+
+
+def step_sums(
+    logits: Tensor, labels: Tensor, groups: Tensor, code_logits: Sequence[Tensor], codes: Tensor
+) -> StepSums:
+    """Losses, counts and hits per group, and those of the other codebooks.
 
     Args:
         logits: [N, V], any float type.
         labels: [N].
         groups: [N], 0 .. 2.
+        code_logits: of each other codebook, [N, size].
+        codes: [N, C]; IGNORE_INDEX counts nowhere.
     """
     losses = functional.cross_entropy(logits.float(), labels, reduction="none")  # [N]
-    zeros = losses.new_zeros(len(GROUP_NAMES))
-    return GroupSums(
-        zeros.index_add(0, groups, losses), zeros.index_add(0, groups, torch.ones_like(losses))
+    rank = _rank(logits, labels)
+    one = torch.ones_like(losses)
+    totals = [
+        losses.new_zeros(len(GROUP_NAMES)).index_add(0, groups, values)
+        for values in (losses, one, (rank < 1).to(one), (rank < TOP).to(one))
+    ]
+    zero = losses.new_zeros(())
+    code_loss, code_count, code_hits = zero, zero, zero
+    for index, logits_of_one in enumerate(code_logits):
+        of_one = codes[:, index]
+        is_code = of_one != IGNORE_INDEX
+        chosen, target = logits_of_one[is_code], of_one[is_code]
+        code_loss = code_loss + functional.cross_entropy(chosen.float(), target, reduction="sum")
+        code_count = code_count + is_code.sum()
+        code_hits = code_hits + (_rank(chosen, target) < TOP).sum()
+    return StepSums(*totals, code_loss, code_count, code_hits)
+
+
+def step_loss(
+    sums: StepSums, weights: Tensor, codebook_weight: float, totals: Denominators
+) -> Tensor:
+    """Token loss + codebook_weight * codebook loss; zero, never NaN, with nothing to learn.
+
+    Args:
+        sums: of one micro-batch.
+        weights: [3], weight of each group.
+        codebook_weight: of the mean loss of the other codebooks.
+        totals: of the whole step, so that the micro-batches' losses add up to its loss.
+    """
+    return base_loss(sums, weights, totals) + codebook_weight * (
+        sums.code_loss / totals.codes.clamp(min=1)
     )
 
 
-def group_hits(logits: Tensor, labels: Tensor, groups: Tensor) -> Tensor:
-    """Labels that have the highest logit, per group: [3]."""
-    is_correct = (logits.argmax(-1) == labels).float()
-    return is_correct.new_zeros(len(GROUP_NAMES)).index_add(0, groups, is_correct)
+def base_loss(sums: StepSums, weights: Tensor, totals: Denominators) -> Tensor:
+    """Weighted mean of the token stream's losses."""
+    smallest = torch.finfo(weights.dtype).tiny
+    return (weights * sums.losses).sum() / totals.weight.clamp(min=smallest)
 
 
-def weighted_loss(sums: GroupSums, weights: Tensor) -> Tensor:
-    """Weighted mean over all labels; zero, never NaN, when there is nothing to learn."""
-    total_weight = (weights * sums.counts).sum()
-    if total_weight == 0:
-        return (sums.losses * 0).sum()
-    return (weights * sums.losses).sum() / total_weight
+def figures(sums: StepSums) -> dict[str, float]:
+    """Loss, top-1 and top-5 accuracy of each group that occurred, and of the codebooks."""
+    found: dict[str, float] = {}
+    for index, name in enumerate(GROUP_NAMES):
+        count = float(sums.counts[index])
+        if count:
+            found[name] = float(sums.losses[index].detach()) / count
+            found[f"{name}_accuracy"] = float(sums.hits[index]) / count
+            found[f"{name}_top5"] = float(sums.hits_5[index]) / count
+    if sums.code_count:
+        found["codebooks"] = float(sums.code_loss.detach()) / float(sums.code_count)
+        found["codebooks_top5"] = float(sums.code_hits_5) / float(sums.code_count)
+    return found
 
 
-def group_means(sums: Tensor, counts: Tensor, suffix: str = "") -> dict[str, float]:
-    """Mean of each group that occurred: {"text": 1.2, "audio": 3.4, ...}."""
-    return {
-        name + suffix: float(total) / float(count)
-        for name, total, count in zip(GROUP_NAMES, sums.detach(), counts, strict=True)
-        if count
-    }
+def _is_used(groups: Tensor, weights: Tensor) -> Tensor:
+    is_used = (groups >= 0) & (weights[groups.clamp(min=0)] > 0)  # [B, L]
+    is_used[:, 0] = False  # nothing stands before the first token
+    return is_used
+
+
+def _rank(logits: Tensor, labels: Tensor) -> Tensor:
+    """Classes with a higher logit than the label's: [N, V], [N] -> [N]."""
+    logits = logits.detach()
+    own = logits.gather(1, labels[:, None])
+    return (logits > own).sum(1)

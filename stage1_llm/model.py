@@ -1,4 +1,4 @@
-"""The language model: built from configuration or taken from a folder; states and logits of it."""
+"""The language model: built from configuration or read from a folder; states and logits of it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,21 +18,16 @@ from transformers import (
 )
 from transformers.utils import logging as hf_logging
 
+from stage1_llm.attention import Segments
 from stage1_llm.config import LLMConfig
 from tts_stack.contract import TokenMap
 from tts_stack.errors import CheckpointError, ConfigError
 
 
 def build_llm(config: LLMConfig, tokens: TokenMap, *, seed: int) -> PreTrainedModel:
-    """A model with random weights that depend on `seed` alone, or `config.base_model` grown.
-
-    Raises:
-        CheckpointError: the base model cannot be read.
-    """
+    """A model from scratch: random weights that depend on `seed` alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if config.base_model is not None:
-            return _grow(config.base_model, tokens)
         if config.architecture == "llama":
             return LlamaForCausalLM(LlamaConfig(**_shape(config, tokens)))
         return Qwen3ForCausalLM(Qwen3Config(**_shape(config, tokens)))
@@ -71,22 +66,29 @@ def hidden_states(
 
 
 def embedded_states(
-    model: PreTrainedModel, embeddings: Tensor, position_ids: Tensor, *, layer: int = -1
+    model: PreTrainedModel,
+    embeddings: Tensor,
+    position_ids: Tensor,
+    *,
+    segment_lengths: Tensor | None = None,
+    layer: int = -1,
 ) -> Tensor:
     """`hidden_states` from input embeddings [B, L, D].
 
-    Padding stands right of everything real, so the causal order alone hides it. An all-ones mask
+    `segment_lengths` [N] marks a packed row (see stage1_llm.attention). Padding stands right of everything real, so the causal order alone hides it. An all-ones mask
     is passed all the same: without one, transformers 5 reads restarted positions as packed
     documents and audio no longer sees its text; with one it takes the fast causal kernel.
     """
     mask = torch.ones(embeddings.shape[:2], dtype=torch.bool, device=embeddings.device)
     needs_all = layer_index(model, layer) != num_layers(model)
+    packing = {} if segment_lengths is None else {"segments": Segments.of(segment_lengths)}
     output = model.get_decoder()(
         inputs_embeds=embeddings,
         attention_mask=mask,
         position_ids=position_ids,
         use_cache=False,
         output_hidden_states=needs_all,
+        **packing,
     )
     found = output.hidden_states[layer] if needs_all else output.last_hidden_state
     return cast(Tensor, found)
@@ -160,7 +162,7 @@ def _shape(config: LLMConfig, tokens: TokenMap) -> dict[str, object]:
         "num_hidden_layers": config.num_layers,
         "num_attention_heads": config.num_heads,
         "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.hidden_size // config.num_heads,
+        "head_dim": config.head_dim or config.hidden_size // config.num_heads,
         "max_position_embeddings": config.max_positions,
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
         "tie_word_embeddings": config.tie_embeddings,
@@ -169,17 +171,6 @@ def _shape(config: LLMConfig, tokens: TokenMap) -> dict[str, object]:
         "eos_token_id": tokens.audio_end,
         "attn_implementation": "sdpa",
     }
-
-
-def _grow(folder: str, tokens: TokenMap) -> PreTrainedModel:
-    if not (Path(folder) / "config.json").is_file():
-        raise CheckpointError(
-            f"{folder}: no config.json; llm.base_model must be the folder of a Hugging Face "
-            "causal LM"
-        )
-    model = load_model(Path(folder))
-    model.resize_token_embeddings(tokens.vocab_size, mean_resizing=False)
-    return model
 
 
 @contextmanager

@@ -1,10 +1,12 @@
 """The one place where a prompt is built, for training and for synthesis alike.
 
-    <|text|> symbols <|audio_start|> semantic tokens <|audio_end|>
+    tagged   [TEXT] tags text [START] semantic tokens [STOP]
+    chat     the model's own chat template: the user's turn holds <|text_to_semantic|> tags text,
+             the assistant's <|sound_start|> semantic tokens <|sound_end|>
 
-Position schemes: "plain" counts 0, 1, 2, ... "aligned" spaces <|text|> and the symbols by
-`text_stride` (mean audio tokens per text token) and lets <|audio_start|> begin at 0 again, so that
-a symbol and the audio it is heard in have nearly the same rotary position.
+Position schemes: "plain" counts 0, 1, 2, ... "aligned" spaces everything before [START] by
+`text_stride` (mean audio tokens per text token) and lets [START] begin at 0 again, so that a
+symbol and the audio it is heard in have nearly the same rotary position.
 """
 
 from collections.abc import Sequence
@@ -13,10 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from stage1_llm.stream import IGNORE_INDEX, AudioStream, encode_stream
 from tts_stack.contract import PromptSpec, TokenMap
 from tts_stack.errors import DataError
 
-# What predicting a token counts as; <|text|> is never predicted.
+# What predicting a token counts as; template, tags and masked tokens are never predicted.
 GROUP_NONE, GROUP_TEXT, GROUP_AUDIO, GROUP_END = -1, 0, 1, 2
 GROUP_NAMES = ("text", "audio", "end")
 
@@ -28,29 +31,45 @@ class Prompt:
     token_ids: NDArray[np.int64]  # [L]
     position_ids: NDArray[np.float32]  # [L], fractional under "aligned"
     groups: NDArray[np.int64]  # [L], which group of labels a token belongs to
-    num_text: int  # <|text|> and symbols: the audio part starts at this index
+    codes: NDArray[np.int64]  # [L, C] the other codebooks of a semantic token, IGNORE_INDEX else
+    run_lengths: NDArray[np.int64]  # [L] semantic tokens a position stands for, 0 on all others
+    num_text: int  # everything before [START]: the audio part starts at this index
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
 
-def prompt_prefix(text_ids: Sequence[int], tokens: TokenMap, spec: PromptSpec) -> Prompt:
-    """What synthesis starts from: text, then <|audio_start|>.
+def prompt_prefix(
+    text_ids: Sequence[int], tokens: TokenMap, spec: PromptSpec, tag_ids: Sequence[int] = ()
+) -> Prompt:
+    """What synthesis starts from: text, then [START].
+
+    Args:
+        text_ids: ids of the text.
+        tokens: the id space.
+        spec: template and position scheme.
+        tag_ids: speaker and language.
 
     Raises:
         DataError: the text has no symbol.
     """
     if not len(text_ids):
         raise DataError("prompt: no text symbol, expected at least one; give text to speak")
-    token_ids = np.array([tokens.text_start, *text_ids, tokens.audio_start], dtype=np.int64)
-    num_text = len(text_ids) + 1
+    before = (*(spec.before_text or (tokens.text_start,)), *tag_ids)
+    token_ids = np.array([*before, *text_ids, *spec.after_text, tokens.audio_start], dtype=np.int64)
+    num_text = len(token_ids) - 1
     position_ids = np.arange(len(token_ids), dtype=np.float32)
     if spec.position_scheme == "aligned":
         position_ids[:num_text] *= spec.text_stride
         position_ids[num_text] = 0
-    groups = np.full(len(token_ids), GROUP_TEXT, dtype=np.int64)
-    groups[0] = GROUP_NONE
-    return Prompt(token_ids, position_ids, groups, num_text)
+    groups = np.full(len(token_ids), GROUP_NONE, dtype=np.int64)
+    groups[len(before) : len(before) + len(text_ids)] = GROUP_TEXT
+    # After the text the reader predicts [START]: that ends the text, and a template is given.
+    groups[num_text] = GROUP_TEXT if not spec.after_text else GROUP_NONE
+    nothing = np.zeros(len(token_ids), dtype=np.int64)
+    return Prompt(
+        token_ids, position_ids, groups, np.zeros((len(token_ids), 0), np.int64), nothing, num_text
+    )
 
 
 def build_prompt(
@@ -58,40 +77,38 @@ def build_prompt(
     semantic_tokens: NDArray[np.int64],
     tokens: TokenMap,
     spec: PromptSpec,
+    tag_ids: Sequence[int] = (),
 ) -> Prompt:
-    """A whole sample, closed by <|audio_end|>.
+    """A whole sample, closed by [STOP].
 
     Args:
-        text_ids: ids of the text symbols.
-        semantic_tokens: [S], 0 .. codebook_size - 1.
+        text_ids: ids of the text.
+        semantic_tokens: [S] or [S, K], 0 .. codebook_size - 1.
         tokens: the id space.
-        spec: the position scheme.
+        spec: template, position scheme, collapsed runs.
+        tag_ids: speaker and language.
 
     Raises:
         DataError: text or audio is empty, or a semantic token is outside the codebook.
     """
-    if semantic_tokens.ndim != 1 or not len(semantic_tokens):
-        raise DataError(
-            f"prompt: semantic tokens of shape {list(semantic_tokens.shape)}, expected [S], S >= 1"
-        )
-    if semantic_tokens.min() < 0 or semantic_tokens.max() >= tokens.codebook_size:
-        raise DataError(
-            f"prompt: semantic tokens {semantic_tokens.min()} .. {semantic_tokens.max()}, "
-            f"expected 0 .. {tokens.codebook_size - 1}; tokenize with the voice's own codec"
-        )
-    prefix = prompt_prefix(text_ids, tokens, spec)
-    num_audio = len(semantic_tokens)
-    first = next_position(prefix)
+    prefix = prompt_prefix(text_ids, tokens, spec, tag_ids)
+    stream = encode_stream(semantic_tokens, tokens, spec)
+    num_audio = len(stream.token_ids)
+    positions = next_position(prefix) + np.arange(num_audio + 1, dtype=np.float32)
+    groups = np.where(stream.is_masked, GROUP_NONE, GROUP_AUDIO)
     return Prompt(
-        np.concatenate(
-            [prefix.token_ids, semantic_tokens + tokens.semantic_offset, [tokens.audio_end]]
-        ),
-        np.concatenate(
-            [prefix.position_ids, first + np.arange(num_audio + 1, dtype=np.float32)]
-        ).astype(np.float32),
-        np.concatenate([prefix.groups, np.full(num_audio, GROUP_AUDIO), [GROUP_END]]),
+        np.concatenate([prefix.token_ids, stream.token_ids, [tokens.audio_end]]),
+        np.concatenate([prefix.position_ids, positions]).astype(np.float32),
+        np.concatenate([prefix.groups, groups, [GROUP_END]]),
+        _codes(stream, len(prefix)),
+        np.concatenate([prefix.run_lengths, stream.run_lengths, [0]]),
         prefix.num_text,
     )
+
+
+def _codes(stream: AudioStream, num_prefix: int) -> NDArray[np.int64]:
+    """[L, C]: nothing on the prefix and on [STOP]."""
+    return np.pad(stream.codes, ((num_prefix, 1), (0, 0)), constant_values=IGNORE_INDEX)
 
 
 def next_position(prefix: Prompt) -> float:

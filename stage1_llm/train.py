@@ -1,110 +1,171 @@
-"""`tts-stack train-llm`: a tokenised corpus -> <run>/llm/model, a Hugging Face folder."""
+"""`tts-stack train-llm`: a tokenised corpus -> <run>/llm/model, a Hugging Face folder.
 
+With LoRA it writes <run>/llm/adapter instead, which `tts-stack merge-lora` turns into the model.
+"""
+
+import dataclasses
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from stage1_llm.batching import plan_epoch
+from stage1_llm.batching import describe_plan
+from stage1_llm.build import Language, build_language, build_trained_network, save_tokenizer
 from stage1_llm.checkpoint import save_llm
 from stage1_llm.config import LLMTrainConfig
-from stage1_llm.dataset import Sample, encode_samples, measure_lengths, measure_stride
-from stage1_llm.model import build_llm, layer_index, load_saved_weights
+from stage1_llm.dataset import make_sample, measure_lengths, measure_stride
+from stage1_llm.lora import save_adapter
 from stage1_llm.module import LLMTask
-from stage1_llm.vocab import build_token_map
-from tts_stack.contract import PromptSpec, SamplingSpec, TokenMap, VoiceContract
+from stage1_llm.network import TextToSemantic
+from stage1_llm.store import SampleStore, open_store
+from stage1_llm.weights import load_network_weights
+from tts_stack.contract import CODEBOOKS_FILE, LengthSpec, SamplingSpec, VoiceContract
+from tts_stack.processes import is_main_process
 from tts_stack.runtime import open_run_dir
 from tts_stack.shards import Corpus
-from tts_stack.training import BEST_WEIGHTS, TrainSummary, load_weights, make_fabric, train
+from tts_stack.training import (
+    BEST_WEIGHTS,
+    MediaLog,
+    OnValidation,
+    TrainSummary,
+    load_weights,
+    make_fabric,
+    save_weights,
+    train,
+    wait_for_all,
+)
 
 logger = logging.getLogger(__name__)
-LLM_FOLDER, MODEL_FOLDER = "llm", "model"
+LLM_FOLDER, MODEL_FOLDER, ADAPTER_FOLDER = "llm", "model", "adapter"
+Listen = Callable[[TextToSemantic, VoiceContract, SampleStore, int, MediaLog], None]
 
 
-def run_training(config: LLMTrainConfig, *, resume: bool) -> TrainSummary:
+def run_training(
+    config: LLMTrainConfig, *, resume: bool, listen: Listen | None = None
+) -> TrainSummary:
     """Train stage 1 and export the weights that did best on the validation split.
 
     Args:
         config: checked settings.
         resume: continue the run in `<config.run>/llm`.
+        listen: called after each validation, to put speech and token streams into the log.
 
     Raises:
         ConfigError: settings do not fit together, or the run folder cannot be used.
         DataError: the corpus is not tokenised, or holds nothing to train on.
         CheckpointError: the run's checkpoint or the base model does not fit.
     """
+    fabric = make_fabric(config.trainer)
     corpus = Corpus.open(Path(config.corpus))
-    codec = corpus.require_codec()
-    tokens = build_token_map(corpus.info.symbols, codec.codebook_size)
-    samples = _load_split(corpus, "train", tokens, config)
-    validation = _load_split(corpus, "validation", tokens, config)[: config.max_validation_samples]
-    contract = build_contract(config, corpus, tokens, samples)
-    _report_plan(samples, config)
+    language = build_language(config, corpus)
+    samples = _open_split(corpus, "train", language, config)
+    validation = _open_split(corpus, "validation", language, config)
+    contract = build_contract(config, corpus, language, samples)
+    logger.info("plan: %s", describe_plan(samples.lengths, config.batching, config.trainer))
 
     out_dir = open_run_dir(Path(config.run) / LLM_FOLDER, config, resume=resume)
-    fabric = make_fabric(config.trainer)
-    model = build_llm(config.llm, tokens, seed=config.trainer.seed)
-    layer_index(model, config.prompt.hidden_layer)  # refuse a wrong one before training
-    logger.info("LLM: %.2f M parameters", sum(p.numel() for p in model.parameters()) / 1e6)
-    task = LLMTask(model, samples, validation, tokens, contract.prompt, config, fabric)
+    network = build_trained_network(config, language, contract.codebook_sizes)
+    _report_size(network)
+    task = LLMTask(
+        network,
+        samples,
+        samples.lengths,
+        validation[: config.max_validation_samples],
+        contract.tokens,
+        contract.prompt,
+        config,
+        fabric,
+    )
+    codec = contract.codec.weights_sha256[:16]
     summary = train(
         task,
         out_dir,
         config.trainer,
         resume=resume,
-        fingerprint=f"codec {codec.weights_sha256[:16]}, corpus {corpus.info.config_hash}",
+        fingerprint=f"codec {codec}, corpus {corpus.info.config_hash}",
         title="LLM",
+        on_validation=_on_validation(listen, config, network, contract, validation),
     )
-
-    load_saved_weights(model, load_weights(out_dir / "checkpoints" / BEST_WEIGHTS))
-    dtype = getattr(torch, config.save_dtype)
-    save_llm(model, contract, out_dir / MODEL_FOLDER, dtype=dtype)
-    logger.info("wrote %s (step %d)", out_dir / MODEL_FOLDER, summary.best_step)
+    if is_main_process():
+        if config.trainer.strategy == "fsdp":  # the network holds a share of the weights alone
+            language = build_language(config, corpus)
+            network = build_trained_network(config, language, contract.codebook_sizes)
+        load_network_weights(network, load_weights(out_dir / "checkpoints" / BEST_WEIGHTS))
+        _export(network, contract, language, config, out_dir)
+    wait_for_all()
     return summary
 
 
 def build_contract(
-    config: LLMTrainConfig, corpus: Corpus, tokens: TokenMap, samples: list[Sample]
+    config: LLMTrainConfig, corpus: Corpus, language: Language, samples: SampleStore
 ) -> VoiceContract:
     """The voice contract as far as stage 1 knows it."""
+    stride = measure_stride(samples.num_text, samples.lengths, language.spec)
     return VoiceContract(
         name=config.name or Path(config.run).name,
         audio=corpus.audio_spec,
         text=corpus.info.text,
         codec=corpus.require_codec(),
-        tokens=tokens,
-        prompt=PromptSpec(
-            position_scheme=config.prompt.position_scheme,
-            text_stride=round(measure_stride(samples), 4),
-            hidden_layer=config.prompt.hidden_layer,
-            state_position=config.prompt.state_position,
-        ),
-        length=measure_lengths(samples),
+        tokens=language.tokens,
+        prompt=dataclasses.replace(language.spec, text_stride=round(stride, 4)),
+        length=_lengths(samples),
         sampling=SamplingSpec(config.sampling.temperature, config.sampling.top_p),
     )
 
 
-def _load_split(
-    corpus: Corpus, split: str, tokens: TokenMap, config: LLMTrainConfig
-) -> list[Sample]:
-    max_length = config.batching.max_length
-    return encode_samples(corpus.tokenized(split), tokens, max_length=max_length, split=split)
+def _on_validation(
+    listen: Listen | None,
+    config: LLMTrainConfig,
+    network: TextToSemantic,
+    contract: VoiceContract,
+    samples: SampleStore,
+) -> OnValidation | None:
+    """Let the main process speak after validations; sharded weights cannot speak alone."""
+    if listen is None or config.trainer.strategy == "fsdp" or not is_main_process():
+        return None
+    return lambda step, media: listen(network, contract, samples, step, media)
 
 
-def _report_plan(samples: list[Sample], config: LLMTrainConfig) -> None:
-    plan = plan_epoch(
-        [sample.length for sample in samples],
-        max_tokens=config.batching.max_tokens,
-        seed=config.trainer.seed,
-        epoch=0,
+def _lengths(samples: SampleStore) -> LengthSpec:
+    return measure_lengths(np.asarray(samples.num_text), np.asarray(samples.num_audio))
+
+
+def _open_split(
+    corpus: Corpus, split: str, language: Language, config: LLMTrainConfig
+) -> SampleStore:
+    return open_store(
+        corpus,
+        split,
+        lambda utterance: make_sample(utterance, language.encode, language.tokens, language.spec),
+        max_length=config.batching.max_length,
+        cache_tokens=config.batching.cache_tokens,
     )
-    logger.info(
-        "%d samples, %d tokens (%d of audio), %d steps an epoch, %.1f %% padding, "
-        "largest batch %d x %d",
-        len(samples),
-        sum(sample.length for sample in samples),
-        sum(len(sample.semantic_tokens) for sample in samples),
-        len(plan.batches),
-        100 * plan.padding_share,
-        *plan.largest,
-    )
+
+
+def _report_size(network: TextToSemantic) -> None:
+    total = sum(parameter.numel() for parameter in network.parameters())
+    trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
+    logger.info("LLM: %.2f M parameters, %.2f M of them trained", total / 1e6, trained / 1e6)
+
+
+def _export(
+    network: TextToSemantic,
+    contract: VoiceContract,
+    language: Language,
+    config: LLMTrainConfig,
+    out_dir: Path,
+) -> None:
+    """Write what was trained: the whole model, or the adapter and the new rows."""
+    if config.lora is None:
+        folder = out_dir / MODEL_FOLDER
+        save_llm(network, contract, folder, dtype=getattr(torch, config.save_dtype))
+    else:
+        folder = out_dir / ADAPTER_FOLDER
+        assert language.base is not None  # build_trained_network refused it otherwise
+        save_adapter(network.llm, folder, contract, language.base, config.lora)
+        if network.codebooks is not None:
+            save_weights(network.codebooks.state_dict(), folder / CODEBOOKS_FILE)
+    save_tokenizer(language, folder)
+    logger.info("wrote %s", folder)

@@ -1,44 +1,39 @@
 """Validation of stage 1: losses and accuracies per group, stop figures, and the text-swap probe."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+from lightning.fabric import Fabric
+from torch import Tensor, nn
 
 from stage1_llm.batching import plan_epoch
 from stage1_llm.collate import LMBatch, collate_prompts
 from stage1_llm.dataset import Sample, sample_prompt
-from stage1_llm.loss import (
-    GroupSums,
-    group_hits,
-    group_means,
-    group_sums,
-    supervised_positions,
-)
-from stage1_llm.model import head, hidden_states
+from stage1_llm.loss import StepSums, figures, step_sums
+from stage1_llm.network import Predictions
 from stage1_llm.prompt import GROUP_AUDIO, GROUP_END, GROUP_NAMES, build_prompt
 from tts_stack.contract import PromptSpec, TokenMap
 
 NUM_SWAPPED = 32  # samples of the text-swap probe
 
 
-@dataclass
-class _Totals:
-    """Sums over the split."""
+class StopSums(NamedTuple):
+    """How well the end of audio is foreseen; sums over samples."""
 
-    groups: GroupSums
-    hits: Tensor  # [3]
-    first_audio: list[bool]  # per sample: was the first audio token right
-    true_stops: int = 0  # <|audio_end|> had the highest logit where it belongs
-    false_stops: int = 0  # ... and where it does not
-    num_stops: int = 0
+    samples: Tensor  # []
+    first_audio_hits: Tensor  # [] first audio tokens that had the highest logit
+    true_stops: Tensor  # [] the end had the highest logit where it belongs
+    false_stops: Tensor  # [] ... and where it does not
+    length_error: Tensor  # [] |expected length - length| / length
+
+    def __add__(self, other: "StopSums") -> "StopSums":  # type: ignore[override]
+        """Sums over both."""
+        return StopSums(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
 
 class Validator:
-    """A fixed set of batches, and the figures of a model on it."""
+    """A fixed set of batches, divided among the processes, and a network's figures on it."""
 
     def __init__(
         self,
@@ -47,103 +42,123 @@ class Validator:
         spec: PromptSpec,
         *,
         max_tokens: int,
-        device: torch.device,
+        fabric: Fabric,
     ) -> None:
-        prompts = [sample_prompt(sample, tokens, spec) for sample in samples]
-        plan = plan_epoch([len(p) for p in prompts], max_tokens=max_tokens, seed=0, epoch=0)
-        self.tokens = tokens
-        self.batches = [
-            collate_prompts([prompts[i] for i in indices], pad_id=tokens.pad).to(device)
-            for indices in plan.batches
-        ]
-        self.probe = _probe_pair(samples[:NUM_SWAPPED], tokens, spec, device)
+        self.samples, self.tokens, self.spec, self.fabric = samples, tokens, spec, fabric
+        lengths = [sample.length for sample in samples]
+        self.plan = plan_epoch(lengths, max_tokens=max_tokens, seed=0, epoch=0).batches
+        self.probe = _probe_pair(samples[:NUM_SWAPPED], tokens, spec)
 
     @torch.no_grad()
-    def figures(self, model: PreTrainedModel) -> dict[str, float]:
-        """Loss and accuracy of each group, stop precision and recall, audio loss with other texts.
+    def figures(self, model: nn.Module) -> dict[str, float]:
+        """Loss and accuracies of each group, stop figures, audio loss with other texts.
 
         `audio_swapped_text` far above `audio_own_text` (the same samples) shows that the model
         listens to the text; near it, that it only continues audio.
         """
-        is_training = model.training
+        was_training = model.training
         model.eval()
-        zeros = torch.zeros(len(GROUP_NAMES), device=self.batches[0].labels.device)
-        totals = _Totals(GroupSums(zeros, zeros), zeros, [])
-        for batch in self.batches:
-            self._add(totals, model, batch)
-        figures = {
-            **group_means(totals.groups.losses, totals.groups.counts),
-            **group_means(totals.hits, totals.groups.counts, "_accuracy"),
-            **_stop_figures(totals),
-        }
+        every = torch.ones(len(GROUP_NAMES), device=self.fabric.device)
+        sums, stops = self._sums(model, every)
+        found = figures(sums) | _stop_figures(stops)
         if self.probe:
-            own, swapped = (self._audio_loss(model, batch) for batch in self.probe)
-            figures.update(audio_own_text=own, audio_swapped_text=swapped)
-        model.train(is_training)
-        return figures
+            own, swapped = (self._audio_loss(model, batch, every) for batch in self.probe)
+            found.update(audio_own_text=own, audio_swapped_text=swapped)
+        model.train(was_training)
+        return found
 
-    def _add(self, totals: _Totals, model: PreTrainedModel, batch: LMBatch) -> None:
-        logits, labels, groups = _predict(model, batch)
-        sums = group_sums(logits, labels, groups)
-        totals.groups = GroupSums(
-            *(old + new for old, new in zip(totals.groups, sums, strict=True))
+    def _sums(self, model: nn.Module, every: Tensor) -> tuple[StepSums, StopSums]:
+        """Over all batches and processes. A process without a batch of its own adds zeros."""
+        size, rank = self.fabric.world_size, self.fabric.global_rank
+        # Tensors of their own: a sum over processes is written in place.
+        zeros = torch.zeros(8, device=self.fabric.device).unbind()
+        sums = StepSums(*(torch.zeros_like(every) for _ in range(4)), *zeros[:3])
+        stops = StopSums(*zeros[3:])
+        # Every process runs equally often: sharded weights are gathered by all of them at once.
+        for start in range(0, len(self.plan), size):
+            place = start + rank
+            predictions = model(self._batch(self.plan[min(place, len(self.plan) - 1)]), every)
+            if place < len(self.plan):
+                sums = sums + step_sums(*predictions)
+                stops = stops + stop_sums(predictions, self.tokens.audio_end)
+        return (
+            StepSums(*self.fabric.all_reduce(sums, reduce_op="sum")),
+            StopSums(*self.fabric.all_reduce(stops, reduce_op="sum")),
         )
-        totals.hits = totals.hits + group_hits(logits, labels, groups)
-        best = logits.argmax(-1)
-        is_end = groups == GROUP_END
-        is_stop = (best == self.tokens.audio_end) & (groups >= GROUP_AUDIO)
-        totals.num_stops += int(is_end.sum())
-        totals.true_stops += int((is_stop & is_end).sum())
-        totals.false_stops += int((is_stop & ~is_end).sum())
-        # Labels are in reading order: the first audio label of a row follows a text label.
-        is_first = (groups == GROUP_AUDIO) & (groups.roll(1) < GROUP_AUDIO)
-        totals.first_audio += (best == labels)[is_first].tolist()
 
-    def _audio_loss(self, model: PreTrainedModel, batch: LMBatch) -> float:
-        sums = group_sums(*_predict(model, batch))
-        return group_means(sums.losses, sums.counts)["audio"]
+    def _batch(self, indices: Sequence[int]) -> LMBatch:
+        prompts = [sample_prompt(self.samples[i], self.tokens, self.spec) for i in indices]
+        return collate_prompts(prompts, pad_id=self.tokens.pad).to(self.fabric.device)
+
+    def _audio_loss(self, model: nn.Module, batch: LMBatch, every: Tensor) -> float:
+        return figures(step_sums(*model(batch.to(self.fabric.device), every)))["audio"]
 
 
-class _Predictions(NamedTuple):
-    """At every labelled position."""
+def stop_sums(predictions: Predictions, audio_end: int) -> StopSums:
+    """Stop figures of one batch; its labels stand in reading order, sample after sample."""
+    logits, labels, groups = predictions.logits, predictions.labels, predictions.groups
+    is_heard = groups >= GROUP_AUDIO  # audio and its end
+    best, labels, groups = logits[is_heard].argmax(-1), labels[is_heard], groups[is_heard]
+    is_end = groups == GROUP_END
+    is_first = torch.cat([is_end.new_ones(1), is_end[:-1]]) & (groups == GROUP_AUDIO)
+    is_stop = best == audio_end
+    stop_probability = logits[is_heard].float().softmax(-1)[:, audio_end]
+    errors = [
+        length_error(part)
+        for part in stop_probability.tensor_split(is_end.nonzero().squeeze(1).cpu() + 1)
+        if len(part)
+    ]
+    return StopSums(
+        is_end.sum().float(),
+        (is_first & (best == labels)).sum().float(),
+        (is_stop & is_end).sum().float(),
+        (is_stop & ~is_end).sum().float(),
+        torch.stack(errors).sum(),
+    )
 
-    logits: Tensor  # [N, V]
-    labels: Tensor  # [N]
-    groups: Tensor  # [N]
+
+def length_error(stop_probability: Tensor) -> Tensor:
+    """|E[length] - length| / length under the model's own stops along the true audio.
+
+    Past the true end the last stop probability is taken to stay, and the overrun is capped at one
+    whole length.
+
+    Args:
+        stop_probability: [length + 1], of stopping before each true token and after the last.
+    """
+    length = len(stop_probability) - 1
+    survival = (1 - stop_probability).cumprod(0)  # [length + 1] not stopped up to and with here
+    last = stop_probability[-1].clamp(min=1 / max(1, length))
+    expected = survival[:-1].sum() + survival[-1] / last
+    return (expected - length).abs() / max(1, length)
 
 
-def _predict(model: PreTrainedModel, batch: LMBatch) -> _Predictions:
-    every = torch.ones(len(GROUP_NAMES), device=batch.labels.device)
-    labelled = supervised_positions(batch.labels, batch.groups, every)
-    states = hidden_states(model, batch.input_ids, batch.position_ids)
-    logits = head(model)(states.flatten(0, 1)[labelled.positions])
-    return _Predictions(logits, labelled.labels, labelled.groups)
-
-
-def _stop_figures(totals: _Totals) -> dict[str, float]:
-    predicted = totals.true_stops + totals.false_stops
+def _stop_figures(stops: StopSums) -> dict[str, float]:
+    samples = float(stops.samples.clamp(min=1))
+    predicted = float((stops.true_stops + stops.false_stops).clamp(min=1))
     return {
-        "first_audio_accuracy": sum(totals.first_audio) / max(1, len(totals.first_audio)),
-        "end_precision": totals.true_stops / max(1, predicted),
-        "end_recall": totals.true_stops / max(1, totals.num_stops),
+        "first_audio_accuracy": float(stops.first_audio_hits) / samples,
+        "end_precision": float(stops.true_stops) / predicted,
+        "end_recall": float(stops.true_stops) / samples,
+        "length_error": float(stops.length_error) / samples,
     }
 
 
 def _probe_pair(
-    samples: Sequence[Sample], tokens: TokenMap, spec: PromptSpec, device: torch.device
+    samples: Sequence[Sample], tokens: TokenMap, spec: PromptSpec
 ) -> tuple[LMBatch, LMBatch] | None:
     """The same audio with its own text, and with the text of the next sample."""
     if len({sample.text_ids for sample in samples}) < 2:
         return None
     texts = [sample.text_ids for sample in samples]
-    batches = [
+    own, swapped = (
         collate_prompts(
             [
-                build_prompt(text, sample.semantic_tokens, tokens, spec)
+                build_prompt(text, sample.semantic_tokens, tokens, spec, sample.tag_ids)
                 for text, sample in zip(chosen, samples, strict=True)
             ],
             pad_id=tokens.pad,
-        ).to(device)
+        )
         for chosen in (texts, texts[1:] + texts[:1])
-    ]
-    return batches[0], batches[1]
+    )
+    return own, swapped

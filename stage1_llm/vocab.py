@@ -1,29 +1,37 @@
-"""The id space of a model built from scratch: specials, semantic tokens, then text symbols."""
+"""The id space: text, special, tag, duration and semantic tokens, then rows of padding.
+
+A model from scratch reads symbols; a base model keeps its tokenizer's ids and grows behind them.
+"""
 
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import NamedTuple
+from dataclasses import dataclass
 
-from tts_stack.contract import TokenMap
+from tts_stack.contract import MIN_RUN, TokenMap
 from tts_stack.errors import DataError
 
-NUM_SPECIAL = 4  # pad, <|text|>, <|audio_start|>, <|audio_end|>
-VOCAB_MULTIPLE = 64  # rows of the embedding, for the matrix kernels
+VOCAB_MULTIPLE = 128  # rows of the embedding, for the matrix kernels
+MIN_DIGITS = 4  # of a semantic token's number: <|sound_0209|>
 
 
-class EncodedText(NamedTuple):
-    """Text as ids, and what could not be encoded."""
+@dataclass(frozen=True)
+class Extras:
+    """What a vocabulary holds beside text, three markers and the semantic tokens."""
 
-    ids: tuple[int, ...]
-    num_dropped: int  # symbols the voice never saw
+    has_mask: bool = False
+    max_run: int = 1  # 2 or more: duration tokens of runs of 2 .. max_run
+    speakers: tuple[str, ...] = ()
+    languages: tuple[str, ...] = ()
 
 
-def build_token_map(symbols: Sequence[str], codebook_size: int) -> TokenMap:
-    """Lay out ids: 0 pad, 1 text, 2 audio start, 3 audio end, semantic tokens, text symbols.
+def build_token_map(
+    symbols: Sequence[str], codebook_size: int, extras: Extras | None = None
+) -> TokenMap:
+    """Lay out ids of a model from scratch: pad, specials, semantic tokens, text symbols.
 
     Args:
         symbols: the characters of the training text, in the order of their ids.
         codebook_size: semantic tokens.
+        extras: mask, duration tokens, speaker and language tags.
 
     Raises:
         DataError: there is no symbol, one is longer than a character, or one occurs twice.
@@ -38,31 +46,88 @@ def build_token_map(symbols: Sequence[str], codebook_size: int) -> TokenMap:
     if len(set(symbols)) != len(symbols):
         twice = sorted(symbol for symbol in set(symbols) if list(symbols).count(symbol) > 1)
         raise DataError(f"symbols: {' '.join(twice)} found twice, expected each once")
-    text_offset = NUM_SPECIAL + codebook_size
-    num_ids = text_offset + len(symbols)
-    return TokenMap(
-        vocab_size=-(-num_ids // VOCAB_MULTIPLE) * VOCAB_MULTIPLE,
-        pad=0,
-        text_start=1,
-        audio_start=2,
-        audio_end=3,
-        semantic_offset=NUM_SPECIAL,
-        codebook_size=codebook_size,
-        text_offset=text_offset,
-        symbols=tuple(symbols),
+    return _lay_out(1, codebook_size, extras or Extras(), pad=0, symbols=tuple(symbols))
+
+
+def grow_token_map(
+    num_text: int,
+    codebook_size: int,
+    extras: Extras | None = None,
+    *,
+    pad: int,
+    num_rows: int,
+) -> TokenMap:
+    """Lay out the new ids of a base model behind those of its tokenizer.
+
+    Args:
+        num_text: ids of the tokenizer, 0 .. num_text - 1.
+        codebook_size: semantic tokens.
+        extras: mask, duration tokens, speaker and language tags.
+        pad: the tokenizer's padding id.
+        num_rows: embedding rows of the base model, never fewer afterwards.
+    """
+    return _lay_out(
+        num_text, codebook_size, extras or Extras(), pad=pad, num_text=num_text, num_rows=num_rows
     )
 
 
-def encode_text(text: str, tokens: TokenMap) -> EncodedText:
-    """Ids of the known symbols; unknown ones are dropped and counted.
+def token_names(tokens: TokenMap, prompt_format: str) -> dict[int, str]:
+    """Name of every id that is not text, as the tokenizer and `inspect` show it."""
+    chat = prompt_format == "chat"
+    names = {
+        tokens.text_start: "<|text_to_semantic|>" if chat else "[TEXT]",
+        tokens.audio_start: "<|sound_start|>" if chat else "[START]",
+        tokens.audio_end: "<|sound_end|>" if chat else "[STOP]",
+    }
+    if tokens.mask >= 0:
+        names[tokens.mask] = "<|sound_mask|>"
+    tags = [f"<|speaker:{name}|>" for name in tokens.speakers]
+    tags += [f"<|language:{name}|>" for name in tokens.languages]
+    names |= {tokens.tag_offset + i: name for i, name in enumerate(tags)}
+    names |= {
+        tokens.duration_offset + i: f"<|duration_{i + MIN_RUN:02d}|>"
+        for i in range(tokens.num_durations)
+    }
+    digits = max(MIN_DIGITS, len(str(tokens.codebook_size - 1)))
+    names |= {
+        tokens.semantic_offset + i: f"<|sound_{i:0{digits}d}|>" for i in range(tokens.codebook_size)
+    }
+    return names
 
-    Text is looked up symbol by symbol, so that "<|audio_end|>" in a text is only letters.
-    """
-    ids = _ids_of_symbols(tokens)
-    found = tuple(ids[symbol] for symbol in text if symbol in ids)
-    return EncodedText(found, len(text) - len(found))
 
-
-@lru_cache(maxsize=8)
-def _ids_of_symbols(tokens: TokenMap) -> dict[str, int]:
-    return {symbol: tokens.text_offset + i for i, symbol in enumerate(tokens.symbols)}
+def _lay_out(
+    first: int,
+    codebook_size: int,
+    extras: Extras,
+    *,
+    pad: int,
+    symbols: tuple[str, ...] = (),
+    num_text: int = 0,
+    num_rows: int = 0,
+) -> TokenMap:
+    """Ids from `first` on: three markers, mask, tags, durations, semantic tokens, symbols."""
+    mask = first + 3 if extras.has_mask else -1
+    tag_offset = first + 3 + extras.has_mask
+    duration_offset = tag_offset + len(extras.speakers) + len(extras.languages)
+    num_durations = max(0, extras.max_run - MIN_RUN + 1)
+    semantic_offset = duration_offset + num_durations
+    text_offset = semantic_offset + codebook_size
+    num_ids = max(text_offset + len(symbols), num_rows)
+    return TokenMap(
+        vocab_size=-(-num_ids // VOCAB_MULTIPLE) * VOCAB_MULTIPLE,
+        pad=pad,
+        text_start=first,
+        audio_start=first + 1,
+        audio_end=first + 2,
+        semantic_offset=semantic_offset,
+        codebook_size=codebook_size,
+        text_offset=text_offset if symbols else 0,
+        symbols=symbols,
+        num_text=num_text,
+        mask=mask,
+        duration_offset=duration_offset if num_durations else 0,
+        num_durations=num_durations,
+        tag_offset=tag_offset if extras.speakers or extras.languages else 0,
+        speakers=extras.speakers,
+        languages=extras.languages,
+    )

@@ -4,7 +4,6 @@ Reconstruction teaches the vocoder with spectral losses; the adversarial phase s
 weights and adds discriminators on crops.
 """
 
-import copy
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -26,7 +25,7 @@ from stage2_vocoder.losses import (
 from stage2_vocoder.metrics import num_samples, validate_vocoder, validation_rows
 from stage2_vocoder.model import Vocoder
 from stage2_vocoder.segment import crop_tokens, slice_audio
-from tts_stack.training import set_learning_rate, update
+from tts_stack.training import EMA, set_learning_rate, update
 
 
 class ReconstructionTask:
@@ -82,7 +81,7 @@ class ReconstructionTask:
         losses = self.loss(audio_hat, batch.audio, num_samples(batch, self.vocoder.audio))
         max_norm = self.phase.optimizer.max_grad_norm
         norm = update(self.fabric, losses.total, self.vocoder, self.optimizer, max_norm)
-        return {**_figures(losses), "grad_norm": norm, "learning_rate_factor": factor}
+        return {**_figures(losses), "grad_norm": norm, **_rates(factor, self.optimizer)}
 
     def validate(self) -> dict[str, float]:
         """Spectral figures on the fixed validation utterances."""
@@ -120,7 +119,7 @@ class AdversarialTask:
         self.max_steps = self.phase.max_steps or config.trainer.max_steps
         self.train_data = train_data
         self.vocoder = vocoder.to(fabric.device)
-        self.average = copy.deepcopy(self.vocoder).requires_grad_(False).eval()
+        self.average = EMA(self.vocoder, self.phase.ema_decay, warm_start=False)
         self.discriminators = Discriminators(config.discriminator).to(fabric.device)
         self.loss = ReconstructionLoss(config.losses, vocoder.audio).to(fabric.device)
         self.adversarial = ADVERSARIAL_LOSSES[config.losses.adversarial_kind]
@@ -154,7 +153,7 @@ class AdversarialTask:
         figures = self.update_discriminators(batch, audio_hat.detach())
         if not is_warmup:
             figures |= self.update_generator(batch, audio_hat)
-        return {**figures, "learning_rate_factor": factor}
+        return {**figures, **_rates(factor, self.generator_optimizer)}
 
     def update_discriminators(
         self, batch: VocoderBatch, audio_hat: Tensor
@@ -190,7 +189,7 @@ class AdversarialTask:
         norm = update(self.fabric, total, self.vocoder, self.generator_optimizer, max_norm)
         self.discriminators.requires_grad_(True)
         if math.isfinite(norm):
-            update_average(self.average, self.vocoder, self.phase.ema_decay)
+            self.average.update(self.vocoder)
         return {
             **{f"generator/{name}": value for name, value in _figures(losses).items()},
             "generator/adversarial": adversarial.detach(),
@@ -200,7 +199,8 @@ class AdversarialTask:
 
     def validate(self) -> dict[str, float]:
         """Spectral figures of the averaged generator on the fixed validation utterances."""
-        return validate_vocoder(self.average, self.validation, self.loss, self.fabric.device)
+        with self.average.applied_to(self.vocoder):
+            return validate_vocoder(self.vocoder, self.validation, self.loss, self.fabric.device)
 
     def state_dict(self) -> dict[str, Any]:
         """Generator, its average, discriminators and both optimisers."""
@@ -213,7 +213,8 @@ class AdversarialTask:
 
     def weights(self) -> dict[str, Tensor]:
         """The averaged generator."""
-        return self.average.state_dict()
+        with self.average.applied_to(self.vocoder):
+            return {name: weight.clone() for name, weight in self.vocoder.state_dict().items()}
 
     def _parts(self) -> dict[str, Any]:
         return {
@@ -256,12 +257,9 @@ def validation_batches(data: VocoderData, config: VocoderTrainConfig) -> list[Vo
     return [data.whole([row]) for row in rows]
 
 
-@torch.no_grad()
-def update_average(average: nn.Module, module: nn.Module, decay: float) -> None:
-    """Average <- decay * average + (1 - decay) * module."""
-    for mean, parameter in zip(average.parameters(), module.parameters(), strict=True):
-        mean.lerp_(parameter, 1 - decay)
-
-
 def _figures(losses: ReconstructionLosses) -> dict[str, float | Tensor]:
     return {name: value.detach() for name, value in losses._asdict().items()}
+
+
+def _rates(factor: float, optimizer: AdamW) -> dict[str, float]:
+    return {"learning_rate_factor": factor, "learning_rate": optimizer.param_groups[0]["lr"]}

@@ -59,18 +59,22 @@ def run_training(
         Figures of the phase.
 
     Raises:
-        ConfigError: unknown phase, or a run folder that already holds this phase.
+        ConfigError: unknown phase, several processes, or a run folder that already holds this
+            phase, or that holds it with other settings.
         CheckpointError: states of another LLM, or no finished reconstruction to start from.
         DataError: states and corpus do not fit.
         TTSStackError: training stopped early.
     """
     if phase not in PHASES:
         raise ConfigError(f"phase is {phase!r}, expected {' or '.join(PHASES)}")
+    config.trainer.require_one_process("train-vocoder")
     inputs = _open_inputs(config, llm_sha256)
     identity = _identity(config, inputs, phase)
     seed_everything(config.trainer.seed)
     vocoder = _first_weights(config, identity)
-    folder = open_run_dir(phase_folder(config.run, phase), config, resume=resume)
+    folder = open_run_dir(
+        phase_folder(config.run, phase), config, resume=resume, unused=_unused_settings(phase)
+    )
 
     trainer = phase_trainer(config, phase)
     task = _make_task(phase, make_fabric(trainer), vocoder, config, inputs)
@@ -88,6 +92,7 @@ def run_training(
         resume=resume,
         fingerprint=_fingerprint(identity, inputs),
         title=f"vocoder {phase}",
+        warn_when_rising=phase == "reconstruction",
     )
     # A GAN's spectral figures get worse while its sound gets better: the last average is kept.
     kept = BEST_WEIGHTS if phase == "reconstruction" else FINAL_WEIGHTS
@@ -172,6 +177,10 @@ def _make_task(
     if phase == "reconstruction":
         return ReconstructionTask(*arguments)
     return AdversarialTask(*arguments)
+
+
+def _unused_settings(phase: str) -> tuple[str, ...]:
+    return ("adversarial", "discriminator") if phase == "reconstruction" else ("reconstruction",)
 
 
 def _describe(identity: VocoderIdentity) -> str:

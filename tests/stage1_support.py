@@ -6,15 +6,19 @@ import numpy as np
 
 from stage1_llm.config import (
     BatchingConfig,
+    CurriculumConfig,
     LLMConfig,
     LLMTrainConfig,
     LossConfig,
     OptimizerConfig,
     PromptConfig,
     SamplingConfig,
+    WeightConfig,
 )
-from stage1_llm.dataset import Sample
+from stage1_llm.dataset import Sample, make_sample
 from stage1_llm.model import build_llm
+from stage1_llm.network import TextToSemantic, build_network
+from stage1_llm.text import SymbolEncoder
 from stage1_llm.vocab import build_token_map
 from tts_stack.contract import (
     AudioSpec,
@@ -24,13 +28,14 @@ from tts_stack.contract import (
     TokenMap,
     VoiceContract,
 )
-from tts_stack.records import Utterance
+from tts_stack.records import TokenizedUtterance, Utterance
 from tts_stack.shards import SPLITS, CorpusInfo, add_tokens, write_info, write_shard
 from tts_stack.training import ScheduleConfig, TrainerConfig
 
 SYMBOLS = ("a", "b", "c")
 CODEBOOK_SIZE = 10
 TOKENS: TokenMap = build_token_map(SYMBOLS, CODEBOOK_SIZE)
+ENCODE = SymbolEncoder(TOKENS)
 CODEC = CodecIdentity("fake", "ab" * 32, CODEBOOK_SIZE)
 
 
@@ -54,6 +59,10 @@ def tiny_llm(seed=0, **changes):
     return build_llm(tiny_config(**changes), TOKENS, seed=seed).eval()
 
 
+def tiny_network(seed=0, codebook_sizes=(), **changes) -> TextToSemantic:
+    return build_network(tiny_llm(seed, **changes), codebook_sizes, seed=seed).eval()
+
+
 def make_contract(**prompt) -> VoiceContract:
     return VoiceContract(
         name="test",
@@ -72,22 +81,58 @@ def make_samples(count=6, seed=0) -> list[Sample]:
     for index in range(count):
         symbols = random.integers(0, len(SYMBOLS), random.integers(2, 7))
         audio = np.stack([symbols * 3, symbols * 3 + 1], axis=1).reshape(-1)
-        samples.append(Sample(f"s{index}", tuple(TOKENS.text_offset + symbols), audio))
+        text = "".join(SYMBOLS[symbol] for symbol in symbols)
+        samples.append(sample_of(text, audio, id=f"s{index}"))
     return samples
+
+
+def sample_of(text, audio, *, id="x", tokens=TOKENS, spec=PromptSpec()) -> Sample:
+    utterance = TokenizedUtterance(id, text, np.asarray(audio, dtype=np.int64))
+    return make_sample(utterance, SymbolEncoder(tokens), tokens, spec)
+
+
+def prompt_config(**changes) -> PromptConfig:
+    values = {
+        "position_scheme": "aligned",
+        "hidden_layer": -1,
+        "state_position": "reads",
+        "format": "tagged",
+        "durations": "none",
+        "max_run": 9,
+        "speaker_tags": False,
+        "language_tags": False,
+    }
+    return PromptConfig(**{**values, **changes})
+
+
+def batching_config(**changes) -> BatchingConfig:
+    values = {
+        "kind": "dynamic",
+        "max_tokens": 64,
+        "max_length": 40,
+        "cache_tokens": 10_000,
+        "curriculum": CurriculumConfig(8, 0),
+    }
+    return BatchingConfig(**{**values, **changes})
+
+
+def loss_config(text=0.1, audio=1.0, end=1.0, codebooks=1.0) -> LossConfig:
+    return LossConfig(WeightConfig(text), WeightConfig(audio), WeightConfig(end), codebooks)
 
 
 def train_config(corpus="", run="", max_steps=20, **changes) -> LLMTrainConfig:
     values = {
         "llm": tiny_config(),
-        "prompt": PromptConfig("aligned", -1, "reads"),
-        "batching": BatchingConfig(max_tokens=64, max_length=40),
-        "loss": LossConfig(0.1, 1.0, 1.0),
-        "optimizer": OptimizerConfig("muon_adamw", 0.01, 0.01, 0.0, 0.9, 0.95, 1.0),
+        "prompt": prompt_config(),
+        "batching": batching_config(),
+        "loss": loss_config(),
+        "optimizer": OptimizerConfig("muon_adamw", 0.01, 0.01, 0.0, 0.9, 0.95, 1.0, 0.0),
         "schedule": ScheduleConfig("cosine", 2),
         "sampling": SamplingConfig(0.7, 0.9),
         "trainer": TrainerConfig(max_steps, 5, 5, device="cpu"),
         "token_noise": 0.1,
         "max_validation_samples": 4,
+        "num_listened": 0,
         "save_dtype": "float32",
     }
     return LLMTrainConfig(corpus=str(corpus), run=str(run), **{**values, **changes})

@@ -1,4 +1,5 @@
 import dataclasses
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -41,16 +42,18 @@ def corpus(tmp_path_factory):
     return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
-def write_corpus(path, sample_rate=RATE, num_validation=4):
+def write_corpus(path, sample_rate=RATE, num_validation=4, config_hash="h"):
     counts = {"train": 24, "validation": num_validation}
     for seed, (split, count) in enumerate(counts.items()):
         rows = list(utterances(count, seed))
-        write_shard(path / f"{split}.parquet", rows, sample_rate=sample_rate, config_hash="h")
+        write_shard(
+            path / f"{split}.parquet", rows, sample_rate=sample_rate, config_hash=config_hash
+        )
     info = CorpusInfo(
         sample_rate=sample_rate,
         text=TextSpec("raw", "en-us"),
         symbols=tuple(TONES),
-        config_hash="h",
+        config_hash=config_hash,
         shards={split: (f"{split}.parquet",) for split in counts},
         num_utterances=counts,
         seconds={"train": 10.0, "validation": 2.0},
@@ -202,11 +205,37 @@ def test_an_empty_validation_split_is_refused(tmp_path):
         run_training(train_config(path, tmp_path / "run", max_steps=1), resume=False)
 
 
-def test_resuming_with_another_codec_is_refused(corpus, tmp_path):
+def test_resuming_with_another_codec_is_refused_with_the_difference(corpus, tmp_path):
     run_training(train_config(corpus, tmp_path, max_steps=1), resume=False)
     other = dataclasses.replace(codec_config(), hidden_size=16)
-    with pytest.raises(CheckpointError, match=r"trained on corpus h with codec settings"):
+    with pytest.raises(ConfigError, match=r"other settings: codec\.hidden_size was 24, is 16; use"):
         run_training(train_config(corpus, tmp_path, max_steps=2, codec=other), resume=True)
+
+
+def test_resuming_on_another_corpus_is_refused(corpus, tmp_path):
+    run_training(train_config(corpus, tmp_path, max_steps=1), resume=False)
+    moved = shutil.copytree(corpus, tmp_path / "moved")
+    run_training(train_config(moved, tmp_path, max_steps=2), resume=True)
+    (tmp_path / "other").mkdir()
+    other = write_corpus(tmp_path / "other", config_hash="i")
+    with pytest.raises(
+        CheckpointError, match=r"trained on corpus h with .* this run is on corpus i"
+    ):
+        run_training(train_config(other, tmp_path, max_steps=3), resume=True)
+
+
+def test_the_loss_of_a_step_does_not_depend_on_how_it_is_divided(corpus, tmp_path):
+    """Two micro-batches of one clip each, or both clips together."""
+
+    def first_step(name, batch, **trainer):
+        run_config = train_config(corpus, tmp_path / name, max_steps=1, ctc_weight=0.3)
+        run_config.trainer = dataclasses.replace(run_config.trainer, **trainer)
+        task = CodecTask(Corpus.open(corpus), run_config, training.make_fabric(run_config.trainer))
+        return task.train_step([task.train_set.batch(clips) for clips in batch], 0)
+
+    together, divided = first_step("a", [[0, 1, 2]]), first_step("b", [[0, 1], [2]], accumulate=2)
+    for name in ("loss", "mel", "ctc", "grad_norm"):
+        assert float(divided[name]) == pytest.approx(float(together[name]), rel=1e-4), name
 
 
 def test_a_taken_run_folder_is_refused(corpus, tmp_path):

@@ -12,6 +12,8 @@ from tts_stack.shards import (
     ROWS_PER_GROUP,
     Corpus,
     CorpusInfo,
+    SplitAudio,
+    TokenRow,
     add_tokens,
     decode_audio,
     encode_audio,
@@ -20,6 +22,7 @@ from tts_stack.shards import (
     shard_codec,
     write_info,
     write_shard,
+    write_token_shard,
 )
 
 RATE = 16000
@@ -93,6 +96,51 @@ def test_tokens_of_several_codebooks_keep_their_shape(folder):
     assert_array_equal(
         tokenized(folder, codec, tokens).tokenized("train")[0].semantic_tokens[2], [4, 5]
     )
+
+
+def test_tokens_read_one_at_a_time_equal_those_read_at_once(folder):
+    corpus = tokenized(folder)
+    expected, rows = corpus.tokenized("train"), corpus.token_rows("train")
+    assert len(rows) == len(expected) == NUM_ROWS
+    streamed = list(corpus.iter_tokenized("train"))
+    for index in (NUM_ROWS - 1, 0, ROWS_PER_GROUP, -1, -NUM_ROWS):
+        for found in (rows[index], streamed[index]):
+            assert_array_equal(found.semantic_tokens, expected[index].semantic_tokens)
+            tokens = found.semantic_tokens
+            assert found == dataclasses.replace(expected[index], semantic_tokens=tokens)
+            assert (found.id, found.language) == (f"clip-{index % NUM_ROWS}", "en-us")
+    for index in (NUM_ROWS, -NUM_ROWS - 1):
+        with pytest.raises(IndexError, match=f"row {index} of {NUM_ROWS}"):
+            rows[index]
+
+
+def test_token_rows_leave_the_audio_on_disk(folder, monkeypatch):
+    corpus, columns = tokenized(folder), []
+    read, stream = pq.ParquetFile.read_row_group, pq.ParquetFile.iter_batches
+
+    def spy(inner):
+        def call(file, *args, **kwargs):
+            columns.append(kwargs["columns"])
+            return inner(file, *args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", spy(read))
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", spy(stream))
+    corpus.token_rows("train")[0]
+    list(corpus.iter_tokenized("train"))
+    names = ["id", "model_text", "speaker", "language", "semantic_tokens"]
+    assert columns == [names, names]
+
+
+def test_tokens_of_another_codec_are_refused_however_they_are_read(folder):
+    tokenized(folder)
+    other = dataclasses.replace(CODEC, weights_sha256="cd" * 32)
+    write_info(folder, corpus_info(codec=other, codec_audio=AudioSpec(RATE, 160, 4)))
+    corpus = Corpus.open(folder)
+    for ask in (lambda: corpus.token_rows("train"), lambda: next(corpus.iter_tokenized("train"))):
+        with pytest.raises(DataError, match="tokens from codec abababababab"):
+            ask()
 
 
 def test_split_audio_gives_any_row_in_the_order_of_the_tokens(folder):
@@ -179,3 +227,59 @@ def test_a_shard_tokenised_by_another_codec_is_refused(folder):
         DataError, match=r"tokens from codec abababababab, corpus.json says fsq-test"
     ):
         Corpus.open(folder).tokenized("train")
+
+
+@pytest.fixture
+def tokens_only(tmp_path):
+    """A corpus of text and tokens, without recordings."""
+    rows = [
+        TokenRow(f"row-{i}", "Hi.", "hi", "joe", "en-us", np.arange(i + 1), f'{{"row": {i}}}')
+        for i in range(3)
+    ]
+    path, audio = tmp_path / "train-00000.parquet", AudioSpec(RATE, 160, 4)
+    write_token_shard(path, rows, codec=CODEC, audio=audio, config_hash=HASH)
+    info = corpus_info(codec=CODEC, codec_audio=audio, has_audio=False)
+    write_info(tmp_path, info)
+    return Corpus.open(tmp_path)
+
+
+def test_rows_without_recordings_read_back_as_tokens(tokens_only):
+    found = tokens_only.tokenized("train")
+    assert [(row.id, row.model_text, len(row.semantic_tokens)) for row in found] == [
+        ("row-0", "hi", 1),
+        ("row-1", "hi", 2),
+        ("row-2", "hi", 3),
+    ]
+    table = pq.read_table(tokens_only.shard_paths("train")[0])
+    assert table.column("num_samples").to_pylist() == [640, 1280, 1920]
+    assert table.column("audio").to_pylist() == [None, None, None]
+    assert table.column("instruction").to_pylist()[1] == '{"row": 1}'
+
+
+def test_rows_without_recordings_say_so_to_whatever_reads_audio(tokens_only):
+    path = tokens_only.shard_paths("train")[0]
+    for ask in (
+        tokens_only.require_audio,
+        lambda: tokens_only.audio("train"),
+        lambda: list(tokens_only.utterances("train")),
+        lambda: list(read_utterances(path)),
+        lambda: SplitAudio([path])[1],
+    ):
+        with pytest.raises(
+            DataError, match="no recording.*; the corpus holds text and tokens only"
+        ):
+            ask()
+
+
+def test_a_corpus_of_recordings_has_audio(folder):
+    Corpus.open(folder).require_audio()
+
+
+def test_an_older_info_file_means_recordings(folder):
+    import json
+
+    file = folder / "corpus.json"
+    values = json.loads(file.read_text())
+    del values["has_audio"]
+    file.write_text(json.dumps(values))
+    assert read_info(folder).has_audio

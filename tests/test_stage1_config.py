@@ -1,7 +1,7 @@
 import pytest
-from stage1_support import tiny_config
+from stage1_support import batching_config, tiny_config
 
-from stage1_llm.config import BatchingConfig, LLMTrainConfig, LossConfig, OptimizerConfig
+from stage1_llm.config import LLMTrainConfig, OptimizerConfig, WeightConfig
 from tts_stack.config import load_config
 from tts_stack.errors import ConfigError
 
@@ -36,8 +36,8 @@ def test_corpus_and_run_must_be_given():
         (lambda: tiny_config(architecture="gpt"), "llm.architecture is 'gpt', expected one of"),
         (lambda: tiny_config(num_heads=3), "hidden_size is 32, expected a multiple of twice"),
         (lambda: tiny_config(num_kv_heads=3), "num_kv_heads is 3, expected a divisor"),
-        (lambda: BatchingConfig(10, 20), "max_length is 20, expected at most"),
-        (lambda: LossConfig(-1.0, 1.0, 1.0), "loss.text_weight is -1.0, expected at least 0"),
+        (lambda: batching_config(max_tokens=10, max_length=20), "max_length is 20, expected at most"),
+        (lambda: WeightConfig(-1.0), "loss: value is -1.0, expected at least 0"),
         (lambda: OptimizerConfig(kind="sgd"), "optimizer.kind is 'sgd'"),
         (lambda: LLMTrainConfig(token_noise=1.5), "token_noise is 1.5, expected 0 or more"),
     ],
@@ -45,3 +45,18 @@ def test_corpus_and_run_must_be_given():
 def test_values_out_of_range_are_refused(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("{value: 0.1}", [0.1, 0.1, 0.1]),
+        ("{kind: hold, value: 0.1, steps: 5, final: 0.01}", [0.1, 0.01, 0.01]),
+        ("{kind: linear, value: 0.2, steps: 8, final: 0.1}", [0.2, 0.15, 0.1]),
+    ],
+)
+def test_a_weight_schedule_is_one_line(line, expected):
+    override = f"loss.text_weight={line}".replace(": ", ":").replace(", ", ",")
+    weight = load_config(LLMTrainConfig, "train_llm", [*REQUIRED, override]).loss.text_weight
+    steps = [0, 5, 9] if "hold" in line else [0, 4, 9]
+    assert [weight.at(step) for step in steps] == pytest.approx(expected)

@@ -1,61 +1,64 @@
-import logging
+import dataclasses
 
 import numpy as np
 import pytest
-from stage1_support import TOKENS, make_samples
-from torch.testing import assert_close
+from stage1_support import ENCODE, TOKENS, make_samples, sample_of
 
-from stage1_llm.dataset import Sample, encode_samples, measure_lengths, measure_stride
+from stage1_llm.dataset import make_sample, measure_lengths, measure_stride, sample_prompt
+from stage1_llm.vocab import Extras, build_token_map
+from tts_stack.contract import PromptSpec
 from tts_stack.errors import DataError
 from tts_stack.records import TokenizedUtterance
 
-
-def utterance(id, text, num_tokens):
-    return TokenizedUtterance(id, text, np.zeros(num_tokens, dtype=np.int64))
+TAGGED = build_token_map("abc", 10, Extras(max_run=9, speakers=("ann",)))
 
 
-def sample(num_text, num_audio):
-    return Sample("x", (TOKENS.text_offset,) * num_text, np.zeros(num_audio, dtype=np.int64))
-
-
-def test_empty_and_over_long_samples_are_left_out_and_named(caplog):
-    utterances = [
-        utterance("good", "abc", 4),
-        utterance("silent", "abc", 0),
-        utterance("wordless", "XYZ", 4),
-        utterance("long", "abc", 8),
+def test_the_length_of_a_sample_is_that_of_its_prompt():
+    specs = [
+        (TOKENS, PromptSpec()),
+        (TOKENS, PromptSpec(format="chat", before_text=(1, 2, 3), after_text=(4, 5))),
+        (TAGGED, PromptSpec(durations="tokens", max_run=9)),
+        (TAGGED, PromptSpec(durations="codebook", max_run=2)),
     ]
-    with caplog.at_level(logging.WARNING):
-        kept = encode_samples(utterances, TOKENS, max_length=10, split="train")
-    assert [sample.id for sample in kept] == ["good"]
-    assert kept[0].length == 10
-    assert "2 samples without text or audio left out: silent, wordless" in caplog.text
-    assert "1 samples longer than 10 tokens left out: long" in caplog.text
-    assert "3 symbols unknown to the voice were dropped" in caplog.text
+    for tokens, spec in specs:
+        utterance = TokenizedUtterance("x", "abc", np.array([3, 3, 3, 4]), speaker="ann")
+        sample = make_sample(utterance, ENCODE, tokens, spec)
+        assert sample.length == len(sample_prompt(sample, tokens, spec))
 
 
-def test_a_split_with_nothing_left_is_an_error():
-    with pytest.raises(DataError, match=r"train: none of 1 utterances .*batching.max_length=5"):
-        encode_samples([utterance("long", "abc", 8)], TOKENS, max_length=5, split="train")
+def test_unknown_symbols_are_counted_and_an_empty_sample_has_no_length():
+    assert sample_of("aXbY", [1]).num_dropped == 2
+    assert sample_of("XYZ", [1]).length == 0
+    assert sample_of("abc", []).length == 0
 
 
-def test_several_codebooks_are_refused():
-    many = TokenizedUtterance("x", "abc", np.zeros((4, 2), dtype=np.int64))
-    with pytest.raises(DataError, match="x: 2 codebooks, stage 1 trains on one"):
-        encode_samples([many], TOKENS, max_length=99, split="train")
+def test_a_token_outside_the_codebook_is_named_with_its_utterance():
+    with pytest.raises(DataError, match=r"s7: prompt: semantic tokens 3 .. 10, expected 0 .. 9"):
+        sample_of("abc", [3, 10], id="s7")
 
 
-def test_stride_is_audio_tokens_per_symbol():
-    assert measure_stride([sample(2, 3), sample(2, 5)]) == 2.0
-    assert measure_stride(make_samples()) == 2.0
+def test_the_speaker_and_language_of_an_utterance_become_tags():
+    utterance = TokenizedUtterance("x", "abc", np.array([3]), speaker="ann", language="de")
+    assert make_sample(utterance, ENCODE, TAGGED, PromptSpec()).tag_ids == (TAGGED.tag_offset,)
+    stranger = dataclasses.replace(utterance, speaker="bob")
+    assert make_sample(stranger, ENCODE, TAGGED, PromptSpec()).tag_ids == ()
+
+
+def test_stride_is_audio_positions_per_symbol():
+    spec = PromptSpec()
+    assert measure_stride(np.array([2, 2]), np.array([2 + 3 + 3, 2 + 5 + 3]), spec) == 2.0
+    samples = make_samples()
+    num_text = np.array([len(sample.text_ids) for sample in samples])
+    assert measure_stride(num_text, np.array([s.length for s in samples]), spec) == 2.0
 
 
 def test_lengths_are_a_fixed_part_and_a_slope():
-    spec = measure_lengths([sample(n, 4 + 2 * n) for n in (1, 3, 5, 9)])
-    assert_close([spec.fixed_tokens, spec.tokens_per_symbol], [4.0, 2.0])
-    assert_close([spec.low, spec.high], [2.0, 2.0])
+    num_text = np.array([1, 3, 5, 9])
+    spec = measure_lengths(num_text, 4 + 2 * num_text)
+    assert (spec.fixed_tokens, spec.tokens_per_symbol) == pytest.approx((4.0, 2.0))
+    assert (spec.low, spec.high) == pytest.approx((2.0, 2.0))
 
 
 def test_lengths_of_equal_texts_go_through_the_origin():
-    spec = measure_lengths([sample(2, 3), sample(2, 5)])
+    spec = measure_lengths(np.array([2, 2]), np.array([3, 5]))
     assert (spec.fixed_tokens, spec.tokens_per_symbol) == (0.0, 2.0)

@@ -1,9 +1,10 @@
 import dataclasses
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
-from stage1_support import TOKENS, make_contract, tiny_llm
+from stage1_support import TOKENS, make_contract, tiny_network
 from torch.testing import assert_close
 
 from stage1_llm import generate as generation
@@ -36,12 +37,13 @@ class Script:
         logits[next(self.ids)] = 5
         logits[TOKENS.audio_end] += 1  # a strong second choice
         self.count += 1
-        return Decoded(torch.tensor([float(self.count - 1)]), logits)
+        state = torch.tensor([float(self.count - 1)])
+        return Decoded(state, logits, state)
 
     def prefill(self, prefix):
         return self._next()
 
-    def step(self, token_id, position):
+    def step(self, token_id, position, codes=()):
         self.read.append((token_id, position))
         return self._next()
 
@@ -50,7 +52,8 @@ def speak(monkeypatch, ids, settings=GREEDY, contract=None):
     script = Script(ids)
     monkeypatch.setattr(generation, "make_decoder", lambda *args, **kwargs: script)
     contract = contract or make_contract()
-    return generate(None, contract, TEXT, settings, torch.Generator()), script
+    network = SimpleNamespace(codebooks=None)
+    return generate(network, contract, TEXT, settings, torch.Generator()), script
 
 
 def semantic(*tokens):
@@ -116,19 +119,19 @@ def test_a_varied_tail_is_not_stuck():
 
 
 def test_the_same_seed_gives_the_same_tokens_and_another_seed_others():
-    model, settings = tiny_llm(), SamplingSettings(1.0, 1.0, min_tokens=20, max_tokens=20)
+    network, settings = tiny_network(), SamplingSettings(1.0, 1.0, min_tokens=20, max_tokens=20)
 
     def tokens(seed):
         generator = torch.Generator().manual_seed(seed)
-        return generate(model, make_contract(), TEXT, settings, generator).semantic_tokens.tolist()
+        return generate(network, make_contract(), TEXT, settings, generator).semantic_tokens.tolist()
 
     assert tokens(1) == tokens(1) != tokens(2)
 
 
 def test_a_stream_yields_what_generate_returns():
-    model, settings = tiny_llm(), SamplingSettings(min_tokens=5, max_tokens=9)
-    whole = generate(model, make_contract(), TEXT, settings, torch.Generator().manual_seed(0))
-    stream = TokenStream(model, make_contract(), TEXT, settings, torch.Generator().manual_seed(0))
+    network, settings = tiny_network(), SamplingSettings(min_tokens=5, max_tokens=9)
+    whole = generate(network, make_contract(), TEXT, settings, torch.Generator().manual_seed(0))
+    stream = TokenStream(network, make_contract(), TEXT, settings, torch.Generator().manual_seed(0))
     steps = list(stream)
     assert [step.semantic_token for step in steps] == whole.semantic_tokens.tolist()
     assert_close(torch.stack([step.hidden_state for step in steps]), whole.hidden_states)
@@ -174,4 +177,4 @@ def test_impossible_settings_are_refused(values, message):
 
 def test_an_empty_text_is_refused():
     with pytest.raises(DataError, match="no text symbol"):
-        generate(tiny_llm(), make_contract(), (), GREEDY, torch.Generator())
+        generate(tiny_network(), make_contract(), (), GREEDY, torch.Generator())

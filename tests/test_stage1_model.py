@@ -1,12 +1,11 @@
 import pytest
 import torch
-from stage1_support import TOKENS, make_samples, tiny_config, tiny_llm
+from stage1_support import TOKENS, make_samples, tiny_llm
 from torch.testing import assert_close
 
 from stage1_llm.collate import collate_prompts
 from stage1_llm.dataset import sample_prompt
 from stage1_llm.model import (
-    build_llm,
     head,
     hidden_states,
     layer_index,
@@ -23,7 +22,7 @@ ALIGNED = PromptSpec(position_scheme="aligned", text_stride=2.0)
 def test_the_configured_shape_is_built(architecture, model_type):
     model = tiny_llm(architecture=architecture, num_kv_heads=1, tie_embeddings=False)
     assert model.config.model_type == model_type
-    assert (model.config.vocab_size, model.config.num_key_value_heads) == (64, 1)
+    assert (model.config.vocab_size, model.config.num_key_value_heads) == (128, 1)
     assert model.get_input_embeddings().weight is not head(model).weight
 
 
@@ -89,18 +88,3 @@ def test_weights_of_another_shape_are_refused():
         load_saved_weights(tiny_llm(), saved_weights(tiny_llm(hidden_size=64)))
     with pytest.raises(CheckpointError, match="missing or unknown"):
         load_saved_weights(tiny_llm(), saved_weights(tiny_llm(num_layers=1)))
-
-
-def test_a_base_model_keeps_its_rows_and_gains_the_new_ones(tmp_path):
-    small = tiny_llm()
-    small.resize_token_embeddings(20)
-    small.save_pretrained(tmp_path)
-    grown = build_llm(tiny_config(base_model=str(tmp_path)), TOKENS, seed=0)
-    rows = grown.get_input_embeddings().weight
-    assert rows.shape[0] == TOKENS.vocab_size
-    assert_close(rows[:20], small.get_input_embeddings().weight)
-
-
-def test_a_folder_without_a_model_is_refused(tmp_path):
-    with pytest.raises(CheckpointError, match="no config.json; llm.base_model must be the folder"):
-        build_llm(tiny_config(base_model=str(tmp_path)), TOKENS, seed=0)

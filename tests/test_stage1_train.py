@@ -3,13 +3,18 @@ import json
 
 import pytest
 import torch
-from stage1_support import CODEC, make_samples, text_of, train_config, write_corpus
+from stage1_support import (
+    CODEC,
+    make_samples,
+    prompt_config,
+    text_of,
+    train_config,
+    write_corpus,
+)
 
 from stage1_llm.checkpoint import load_llm
-from stage1_llm.config import PromptConfig
 from stage1_llm.generate import SamplingSettings, generate
 from stage1_llm.train import run_training
-from stage1_llm.vocab import encode_text
 from tts_stack.contract import CONTRACT_FILE, VoiceContract
 from tts_stack.errors import CheckpointError, ConfigError, DataError
 from tts_stack.shards import read_info, write_info
@@ -34,21 +39,22 @@ def finished(tmp_path_factory):
 def test_training_lowers_the_loss_and_writes_a_voice(finished):
     _, run, summary = finished
     assert summary.best < 0.5 * summary.first_validation["audio"]
-    model, contract = load_llm(run / "llm" / "model")
+    network, contract, _ = load_llm(run / "llm" / "model")
     assert (contract.name, contract.codec) == ("voice", CODEC)
     assert contract.prompt.text_stride == 2.0
     assert contract.length.tokens_per_symbol == pytest.approx(2.0)
     best = load_weights(run / "llm" / "checkpoints" / "best.safetensors")
-    assert torch.equal(model.get_input_embeddings().weight, best["model.embed_tokens.weight"])
+    weight = network.llm.get_input_embeddings().weight
+    assert torch.equal(weight, best["model.embed_tokens.weight"])
 
 
 def test_the_voice_speaks_the_tokens_of_its_text(finished):
     _, run, _ = finished
-    model, contract = load_llm(run / "llm" / "model")
+    network, contract, encode = load_llm(run / "llm" / "model")
     sample = make_samples(1, seed=9)[0]
-    text_ids = encode_text(text_of(sample), contract.tokens).ids
+    text_ids = encode(text_of(sample)).ids
     settings = SamplingSettings(temperature=0, stuck_tokens=0)
-    spoken = generate(model, contract, text_ids, settings, torch.Generator())
+    spoken = generate(network, contract, text_ids, settings, torch.Generator())
     assert spoken.finish_reason == "end"
     assert spoken.semantic_tokens.tolist() == sample.semantic_tokens.tolist()
 
@@ -82,7 +88,7 @@ def test_a_corpus_without_tokens_is_refused(tmp_path):
 
 def test_a_layer_the_model_lacks_is_refused_before_training(tmp_path):
     corpus = write_corpus(tmp_path / "corpus")
-    config = train_config(corpus, tmp_path / "run", prompt=PromptConfig("plain", 7, "reads"))
+    config = train_config(corpus, tmp_path / "run", prompt=prompt_config(hidden_layer=7))
     with pytest.raises(ConfigError, match="hidden_layer is 7"):
         run_training(config, resume=False)
 
@@ -113,9 +119,9 @@ def test_foreign_weights_are_refused_by_their_hash(finished, tmp_path):
 def test_a_contract_with_another_vocabulary_is_refused(finished, tmp_path):
     folder = copy_voice(finished[1], tmp_path / "copy")
     contract = VoiceContract.load(folder / CONTRACT_FILE)
-    tokens = dataclasses.replace(contract.tokens, vocab_size=128)
+    tokens = dataclasses.replace(contract.tokens, vocab_size=256)
     dataclasses.replace(contract, tokens=tokens).save(folder / CONTRACT_FILE)
-    with pytest.raises(CheckpointError, match="64 embedding rows, voice.json says 128"):
+    with pytest.raises(CheckpointError, match="128 embedding rows, voice.json says 256"):
         load_llm(folder)
 
 

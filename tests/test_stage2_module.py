@@ -3,14 +3,13 @@ import copy
 import pytest
 import torch
 from stage2_support import HIDDEN_SIZE, SPEC, make_corpus, make_states, tiny_config
-from torch import nn
 from torch.testing import assert_close
 
 from stage2_vocoder.dataset import VocoderData
 from stage2_vocoder.losses import ReconstructionLoss
-from stage2_vocoder.metrics import num_samples
+from stage2_vocoder.metrics import num_samples, validate_vocoder
 from stage2_vocoder.model import build_vocoder
-from stage2_vocoder.module import AdversarialTask, ReconstructionTask, decode, update_average
+from stage2_vocoder.module import AdversarialTask, ReconstructionTask, decode
 from stage2_vocoder.states import StateStore
 from tts_stack.training import make_fabric
 
@@ -119,22 +118,29 @@ def test_a_batch_has_the_weighted_mean_of_its_items_losses(make_task):
         assert_close(total([0, 1]), wanted, atol=1e-4, rtol=1e-4)
 
 
-def test_the_average_moves_by_one_minus_decay():
-    average, module = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
-    nn.init.constant_(average.weight, 1.0)
-    nn.init.constant_(module.weight, 3.0)
-    update_average(average, module, 0.75)
-    assert average.weight.item() == 1.5
+def test_the_average_of_the_generator_is_what_is_validated_and_kept(make_task):
+    task = make_task(AdversarialTask, "adversarial.ema_decay=0.75")
+    before = weights(task.vocoder)
+    task.train_step(next(iter(task.batches(0, 1))), 0)
+    after, kept = weights(task.vocoder), task.weights()
+    for name, _ in task.vocoder.named_parameters():
+        assert_close(kept[name], 0.75 * before[name] + 0.25 * after[name])
+    figures = task.validate()
+    assert not changed(after, task.vocoder)  # bit for bit
+    task.vocoder.load_state_dict(kept)
+    assert (
+        validate_vocoder(task.vocoder, task.validation, task.loss, torch.device("cpu")) == figures
+    )
 
 
 def test_a_non_finite_batch_changes_no_weight(make_task):
     for task_class in (ReconstructionTask, AdversarialTask):
         task = make_task(task_class)
         batch = next(iter(task.batches(0, 1)))
-        before = [weights(task.vocoder), weights(getattr(task, "average", task.vocoder))]
+        before = [weights(task.vocoder), task.weights()]
         task.train_step(batch._replace(audio=batch.audio * float("nan")), 0)
         assert not changed(before[0], task.vocoder)
-        assert not changed(before[1], getattr(task, "average", task.vocoder))
+        assert_close(task.weights(), before[1], rtol=0, atol=0)
 
 
 def test_reconstruction_learns(make_task):

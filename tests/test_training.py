@@ -3,8 +3,10 @@ import math
 import os
 import signal
 
+import numpy as np
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 from torch.testing import assert_close
 
@@ -21,6 +23,7 @@ from tts_stack.training import (
     train,
     update,
 )
+from tts_stack.training.interrupts import StopRequest
 
 
 class Regression:
@@ -63,18 +66,14 @@ class Regression:
         return self.model.state_dict()
 
 
+def config(steps, **changes):
+    values = {"validate_every": 5, "checkpoint_every": 5, "log_every": 1, "device": "cpu"}
+    return TrainerConfig(steps, **{**values, **changes})
+
+
 def run(task, path, steps, *, resume=False, fingerprint="corpus A", **changes):
-    config = TrainerConfig(
-        **{
-            "max_steps": steps,
-            "validate_every": 5,
-            "checkpoint_every": 5,
-            "log_every": 1,
-            "device": "cpu",
-            **changes,
-        }
-    )
-    return train(task, path, config, resume=resume, fingerprint=fingerprint, title="test")
+    settings = config(steps, **changes)
+    return train(task, path, settings, resume=resume, fingerprint=fingerprint, title="test")
 
 
 def test_ten_steps_and_ten_more_equal_twenty_bit_for_bit(tmp_path):
@@ -91,10 +90,112 @@ def test_ten_steps_and_ten_more_equal_twenty_bit_for_bit(tmp_path):
 def test_a_terminated_run_saves_and_resumes_to_the_same_weights(tmp_path):
     whole, second = Regression(), Regression()
     run(whole, tmp_path / "a", 20)
-    with pytest.raises(TTSStackError, match=r"stopped at step 7; .*--resume"):
-        run(Regression(stop_at=7), tmp_path / "b", 20)
+    with pytest.raises(TTSStackError, match=r"stopped at step 8; .*--resume"):
+        run(Regression(stop_at=7), tmp_path / "b", 20)  # in its eighth step, which is finished
     run(second, tmp_path / "b", 20, resume=True)
     assert_close(second.model.weight, whole.model.weight, rtol=0, atol=0)
+
+
+def test_a_validation_due_when_the_signal_comes_is_made_up_for_on_resume(tmp_path):
+    run(Regression(), tmp_path / "a", 20)
+    with pytest.raises(TTSStackError, match="stopped at step 10;"):
+        run(Regression(stop_at=9), tmp_path / "b", 20)
+    summary = run(Regression(), tmp_path / "b", 20, resume=True)
+    rows = [
+        [row for row in read_metrics(tmp_path / name) if "validation/loss" in row] for name in "ab"
+    ]
+    assert rows[0] == rows[1]
+    assert len(rows[0]) == 5 and summary.last_validation["loss"] == rows[0][-1]["validation/loss"]
+
+
+def test_a_second_ctrl_c_stops_at_once():
+    with pytest.raises(KeyboardInterrupt), StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.is_set
+        os.kill(os.getpid(), signal.SIGTERM)  # SLURM may send it twice
+        os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_rising_validation_loss_is_told_once_a_rise(tmp_path, caplog):
+    task = Regression()
+    losses = iter([5, 4, 4.5, 4.6, 4.7, 4.8, 3, 3.1, 3.2, 2.9, 3.0, 3.1, 3.2, 3.3])
+    task.validate = lambda: {"loss": next(losses)}
+    run(task, tmp_path, 13, validate_every=1)
+    told = [record.getMessage() for record in caplog.records if "above its best" in record.message]
+    assert len(told) == 2
+    assert told[0].startswith("step 4: validation loss is 4.7 and has been above its best for 3")
+    assert "4 at step 1, is kept in " in told[0] and told[0].endswith("best.safetensors")
+    assert "2.9 at step 9" in told[1]
+
+
+def test_a_rise_is_not_told_again_after_a_resume_nor_where_it_is_expected(tmp_path, caplog):
+    for steps in (4, 6):
+        task = Regression()
+        losses = iter([1, 2, 3, 4, 5] if steps == 4 else [6, 7])
+        task.validate = lambda losses=losses: {"loss": next(losses)}
+        run(task, tmp_path / "a", steps, validate_every=1, resume=steps > 4)
+    assert caplog.text.count("above its best") == 1
+    task = Regression()
+    losses = iter([1, 2, 3, 4, 5])
+    task.validate = lambda: {"loss": next(losses)}
+    train(task, tmp_path / "b", config(4, validate_every=1), resume=False, fingerprint="a",
+          title="t", warn_when_rising=False)  # fmt: skip
+    assert caplog.text.count("above its best") == 1
+
+
+def test_counts_become_speed_in_rows_of_their_own(tmp_path):
+    task = Regression()
+    step = task.train_step
+    task.train_step = lambda *given: {**step(*given), "num_tokens": 6, "num_positions": 8}
+    run(task, tmp_path, 4, log_every=2)
+    rows = read_metrics(tmp_path)
+    speeds = [row for row in rows if "speed/padding_waste" in row]
+    assert [(row["step"], row["speed/padding_waste"]) for row in speeds] == [(2, 0.25), (4, 0.25)]
+    ratio = speeds[0]["speed/tokens_per_second"] / speeds[0]["speed/steps_per_second"]
+    assert ratio == pytest.approx(6)
+    (trained, _) = [row for row in rows if "train/loss" in row]
+    assert set(trained) == {"step", "train/loss", "train/grad_norm"}
+    assert not [row for row in speeds if any(name.startswith("train/") for name in row)]
+
+
+def test_steps_with_nothing_to_learn_are_counted_through_a_resume(tmp_path):
+    for steps, resume in ((4, False), (6, True)):
+        task = Regression()
+        step = task.train_step
+        task.train_step = lambda batch, number, step=step: (
+            {"loss": 0.0, "empty_batches": 1} if number in (2, 4) else step(batch, number)
+        )
+        summary = run(task, tmp_path, steps, resume=resume)
+    assert summary.empty_batches == 2
+    assert summary.skipped_steps == 0
+
+
+def test_each_validation_may_show_sounds_and_pictures(tmp_path):
+    shown = []
+
+    def on_validation(step, media):
+        shown.append(step)
+        media.add_text("tokens", f"<|step {step}|>")
+        media.add_audio("speech", np.zeros(80, np.float32), 8000)
+        media.add_image("spectrogram", np.zeros((4, 6, 3), np.uint8))
+
+    train(Regression(), tmp_path, config(10), resume=False, fingerprint="a", title="t",
+          on_validation=on_validation)  # fmt: skip
+    assert shown == [0, 5, 10]
+    events = EventAccumulator(str(tmp_path / "tensorboard"), {"tensors": 0, "audio": 0}).Reload()
+    assert [event.step for event in events.Audio("speech")] == [0, 5, 10]
+    assert [event.step for event in events.Images("spectrogram")] == [0, 5, 10][-4:]
+    text = events.Tensors("tokens/text_summary")[-1].tensor_proto.string_val[0]
+    assert b"&lt;|step 10|&gt;" in text  # what looks like a tag is text
+
+
+def test_the_system_is_recorded(tmp_path):
+    run(Regression(), tmp_path, 2)
+    system = json.loads((tmp_path / "system.json").read_text(encoding="utf-8"))
+    assert (system["device"], system["processes"], system["steps"]) == ("cpu", 1, 2)
+    assert system["threads"] == torch.get_num_threads()
+    assert 10 < system["peak_memory_mb"][0] < 100_000
 
 
 def test_metrics_after_the_checkpoint_are_forgotten_on_resume(tmp_path):
@@ -186,5 +287,11 @@ def test_settings_that_cannot_work_are_refused():
         TrainerConfig(0, 1, 1)
     with pytest.raises(ConfigError, match=r"trainer\.precision is '8'"):
         TrainerConfig(1, 1, 1, precision="8")
+    with pytest.raises(
+        ConfigError, match=r"trainer\.strategy is 'dp', expected auto or ddp or fsdp"
+    ):
+        TrainerConfig(1, 1, 1, strategy="dp")
+    with pytest.raises(ConfigError, match=r"trainer\.accumulate is 0, expected at least 1"):
+        TrainerConfig(1, 1, 1, accumulate=0)
     with pytest.raises(ConfigError, match=r"schedule\.kind is 'step'"):
         ScheduleConfig("step", 1)

@@ -29,9 +29,8 @@ def config_dir() -> Path:
     return installed if installed.is_dir() else package.parent / "configs"
 
 
-def config_groups(name: str) -> dict[str, list[str]]:
-    """The groups under configs/ with their choices, for `--help`."""
-    del name  # every root file may use every group
+def config_groups() -> dict[str, list[str]]:
+    """The groups under configs/ with their choices; every root file may use every group."""
     folders = sorted(path for path in config_dir().iterdir() if path.is_dir())
     return {folder.name: sorted(file.stem for file in folder.glob("*.yaml")) for folder in folders}
 
@@ -103,7 +102,7 @@ def _explain(error: Exception, schema: type) -> str:
     option = re.search(r"Could not find '([^']+)'", str(error))
     if option:
         group, _, choice = option.group(1).partition("/")
-        choices = config_groups("").get(group, [])
+        choices = config_groups().get(group, [])
         near = difflib.get_close_matches(choice, choices, n=1, cutoff=0.0)
         hint = f"; did you mean {group}={near[0]}? Choices: {', '.join(choices)}" if near else ""
         return f"no config {option.group(1)}{hint}"

@@ -15,10 +15,15 @@ from typing import Any, Self
 from tts_stack.errors import CheckpointError, ConfigError
 
 CONTRACT_FILE = "voice.json"
+LLM_WEIGHTS_FILE = "model.safetensors"
+CODEBOOKS_FILE = "codebooks.safetensors"  # only where there is more than one codebook
 FORMAT_VERSION = 1
 TEXT_KINDS = ("phonemes", "normalized", "raw")
 STATE_POSITIONS = ("reads", "predicts")
 POSITION_SCHEMES = ("plain", "aligned")
+PROMPT_FORMATS = ("tagged", "chat")
+DURATIONS = ("none", "tokens", "codebook")
+MIN_RUN = 2  # the shortest run that has a duration token; a run of one goes without
 
 
 @dataclass(frozen=True)
@@ -82,33 +87,63 @@ class TokenMap:
     """One id space for text, special and semantic tokens.
 
     Text comes either from `symbols` (character i has id `text_offset + i`) or, when `symbols` is
-    empty, from the base model's own tokenizer stored beside the LLM.
+    empty, from the base model's own tokenizer stored beside the LLM (ids 0 .. num_text - 1).
     """
 
     vocab_size: int  # rows of the embedding, padding rows included
     pad: int
-    text_start: int  # <|text|>
-    audio_start: int  # <|audio_start|>
-    audio_end: int  # <|audio_end|>
+    text_start: int  # [TEXT], or the task token <|text_to_semantic|>
+    audio_start: int  # [START], or <|sound_start|>
+    audio_end: int  # [STOP], or <|sound_end|>
     semantic_offset: int  # semantic token i has id semantic_offset + i
     codebook_size: int
     text_offset: int = 0
     symbols: tuple[str, ...] = ()
+    num_text: int = 0  # text ids of a base model's tokenizer; 0 when `symbols` is used
+    mask: int = -1  # stands for a masked semantic token, never a label; -1: there is none
+    duration_offset: int = 0  # a run of n tokens has the id duration_offset + n - MIN_RUN
+    num_durations: int = 0  # 0: no duration tokens
+    tag_offset: int = 0  # speakers, then languages
+    speakers: tuple[str, ...] = ()
+    languages: tuple[str, ...] = ()
 
     @property
     def semantic_stop(self) -> int:
         """One past the last semantic id."""
         return self.semantic_offset + self.codebook_size
 
+    @property
+    def duration_stop(self) -> int:
+        """One past the last duration id."""
+        return self.duration_offset + self.num_durations
+
+    def tag_ids(self, speaker: str, language: str) -> tuple[int, ...]:
+        """Ids of the tags of one utterance; a tag the voice never saw is left out."""
+        places = []
+        if speaker in self.speakers:
+            places.append(self.speakers.index(speaker))
+        if language in self.languages:
+            places.append(len(self.speakers) + self.languages.index(language))
+        return tuple(self.tag_offset + place for place in places)
+
 
 @dataclass(frozen=True)
 class PromptSpec:
-    """Form of the LLM's input and which of its states stage 2 reads."""
+    """Form of the LLM's input and which of its states stage 2 reads.
+
+    *before_text, tags, text, *after_text, audio_start, audio, audio_end
+    """
 
     position_scheme: str = "plain"  # "aligned": audio restarts at 0, text is spaced by text_stride
     text_stride: float = 1.0  # mean audio tokens per text token, used by "aligned"
     hidden_layer: int = -1  # index into the model's hidden_states; -1 is after the final norm
     state_position: str = "reads"  # the state of token i stands where i is read, or is predicted
+    format: str = "tagged"  # one of PROMPT_FORMATS
+    # The chat template rendered once: a template may hold today's date, a voice must not.
+    before_text: tuple[int, ...] = ()  # empty: (text_start,)
+    after_text: tuple[int, ...] = ()
+    durations: str = "none"  # runs of one token are collapsed, their lengths kept: see DURATIONS
+    max_run: int = 1  # longest run; a longer one is split
 
     def __post_init__(self) -> None:
         if self.position_scheme not in POSITION_SCHEMES:
@@ -120,6 +155,14 @@ class PromptSpec:
             raise ConfigError(
                 f"prompt.state_position is {self.state_position!r}, "
                 f"expected one of {', '.join(STATE_POSITIONS)}"
+            )
+        if self.format not in PROMPT_FORMATS:
+            raise ConfigError(
+                f"prompt.format is {self.format!r}, expected one of {', '.join(PROMPT_FORMATS)}"
+            )
+        if self.durations not in DURATIONS:
+            raise ConfigError(
+                f"prompt.durations is {self.durations!r}, expected one of {', '.join(DURATIONS)}"
             )
 
 
@@ -156,9 +199,15 @@ class VoiceContract:
     prompt: PromptSpec = field(default_factory=PromptSpec)
     length: LengthSpec = field(default_factory=LengthSpec)
     sampling: SamplingSpec = field(default_factory=SamplingSpec)
-    llm_sha256: str = ""  # of llm/model.safetensors, set when the LLM is final
+    llm_sha256: str = ""  # of the LLM's weights (see llm_sha256), set when the LLM is final
     vocoder_sha256: str = ""  # of vocoder/model.safetensors, set by export
     format_version: int = FORMAT_VERSION
+
+    @property
+    def codebook_sizes(self) -> tuple[int, ...]:
+        """Sizes of the codebooks beside the token stream: the codec's other ones, run lengths."""
+        extra = (self.codec.codebook_size,) * (self.codec.num_codebooks - 1)
+        return (*extra, self.prompt.max_run) if self.prompt.durations == "codebook" else extra
 
     def save(self, path: Path) -> None:
         """Write as JSON; the file appears whole or not at all."""
@@ -195,8 +244,8 @@ class VoiceContract:
                 audio=AudioSpec(**values.pop("audio")),
                 text=TextSpec(**values.pop("text")),
                 codec=CodecIdentity(**values.pop("codec")),
-                tokens=_token_map(values.pop("tokens")),
-                prompt=PromptSpec(**values.pop("prompt")),
+                tokens=TokenMap(**_tuples(values.pop("tokens"))),
+                prompt=PromptSpec(**_tuples(values.pop("prompt"))),
                 length=LengthSpec(**values.pop("length")),
                 sampling=SamplingSpec(**values.pop("sampling")),
                 **values,
@@ -205,8 +254,22 @@ class VoiceContract:
             raise CheckpointError(f"{path}: not a voice contract ({error})") from error
 
 
-def _token_map(values: dict[str, Any]) -> TokenMap:
-    return TokenMap(**{**values, "symbols": tuple(values.get("symbols", ()))})
+def _tuples(values: dict[str, Any]) -> dict[str, Any]:
+    """JSON has lists where the records hold tuples."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+
+
+def llm_sha256(folder: Path) -> str:
+    """Hash of an LLM folder's weights: the model, and its codebook heads when it has any.
+
+    Raises:
+        CheckpointError: the model's file cannot be read.
+    """
+    found = file_sha256(folder / LLM_WEIGHTS_FILE)
+    codebooks = folder / CODEBOOKS_FILE
+    if not codebooks.exists():
+        return found
+    return hashlib.sha256(f"{found}{file_sha256(codebooks)}".encode()).hexdigest()
 
 
 def file_sha256(path: Path) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from tts_stack.contract import CONTRACT_FILE, VoiceContract, file_sha256
+from tts_stack.contract import CONTRACT_FILE, VoiceContract, file_sha256, llm_sha256
 from tts_stack.errors import CheckpointError
 from tts_stack.runtime import versions, write_text
 from tts_stack.voice import CODEC_DIR, LLM_DIR, VOCODER_DIR, WEIGHTS_FILE, VoiceFiles
@@ -51,7 +51,7 @@ def export_voice(run: Path, out_dir: Path, *, name: str, phase: str | None = Non
     contract = dataclasses.replace(
         contract,
         name=name,
-        llm_sha256=file_sha256(partial / LLM_DIR / WEIGHTS_FILE),
+        llm_sha256=llm_sha256(partial / LLM_DIR),
         vocoder_sha256=file_sha256(partial / VOCODER_DIR / WEIGHTS_FILE),
     )
     contract.save(partial / CONTRACT_FILE)

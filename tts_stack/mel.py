@@ -5,6 +5,7 @@ import torchaudio
 from torch import Tensor, nn
 
 LOG_FLOOR = 1e-5  # magnitude below which the logarithm is clipped
+_GRIFFIN_LIM_STEPS = 24
 
 
 class LogMel(nn.Module):
@@ -38,3 +39,22 @@ class LogMel(nn.Module):
         padded = torch.nn.functional.pad(audio.float(), (left, self._padding - left))
         mel: Tensor = self.transform(padded)
         return mel.clamp(min=LOG_FLOOR).log()
+
+    def sketch_audio(self, log_mel: Tensor) -> Tensor:
+        """[n_mels, F] -> rough audio [T], to hear what a mel says: phases by Griffin-Lim."""
+        filters = self.transform.mel_scale.fb.to(log_mel)  # [K, n_mels]
+        magnitude = (torch.linalg.pinv(filters.T) @ log_mel.exp()).clamp(min=0)  # [K, F]
+        spectrogram = self.transform.spectrogram
+        audio: Tensor = torchaudio.functional.griffinlim(
+            magnitude,
+            window=spectrogram.window.to(log_mel),
+            n_fft=spectrogram.n_fft,
+            hop_length=self.hop_length,
+            win_length=spectrogram.win_length,
+            power=1.0,
+            n_iter=_GRIFFIN_LIM_STEPS,
+            momentum=0.99,
+            length=None,
+            rand_init=False,
+        )
+        return audio

@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Collection
 from importlib import metadata
 from pathlib import Path
 
@@ -14,6 +15,8 @@ import torch
 from omegaconf import OmegaConf
 
 from tts_stack.errors import ConfigError
+from tts_stack.processes import is_main_process
+from tts_stack.settings import CONFIG_FILE, require_same_settings
 
 _RECORDED_PACKAGES = ("tts-stack", "torch", "torchaudio", "transformers", "vocos", "lightning")
 
@@ -50,20 +53,34 @@ def step_generator(seed: int, step: int, stream: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(int(state[0]) << 32 | int(state[1]))
 
 
-def open_run_dir(path: Path, config: object, *, resume: bool) -> Path:
+def open_run_dir(path: Path, config: object, *, resume: bool, unused: Collection[str] = ()) -> Path:
     """Create a run folder and record in it the resolved config, versions and git commit.
 
+    With several processes, each may call this; the main one writes.
+
+    Args:
+        path: the folder.
+        config: a dataclass of settings.
+        resume: continue the training that the folder holds, if any, with the same settings.
+        unused: settings, or groups of them, that this run does not use: they may change.
+
     Raises:
-        ConfigError: the folder already holds a run and `resume` is False, or cannot be written.
+        ConfigError: the folder already holds a run and `resume` is False, or that run had other
+            settings (the message shows which), or the folder cannot be written.
     """
-    if not resume and (path / "checkpoints" / "last.ckpt").exists():
+    has_run = (path / "checkpoints" / "last.ckpt").exists()
+    if has_run and not resume:
         raise ConfigError(
             f"{path} already holds a training run; add --resume to continue it, "
             "or choose another folder with run=…"
         )
+    if has_run:
+        require_same_settings(path, config, unused=unused)
+    if not is_main_process():
+        return path
     try:
         path.mkdir(parents=True, exist_ok=True)
-        write_text(path / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(config)))
+        write_text(path / CONFIG_FILE, OmegaConf.to_yaml(OmegaConf.structured(config)))
         write_text(path / "versions.json", json.dumps(versions(), indent=2) + "\n")
     except OSError as error:
         raise ConfigError(f"{path}: cannot write the run folder ({error.strerror})") from error

@@ -5,6 +5,7 @@
       train-00000.parquet       id, text, model_text, speaker, language, sample_rate, num_samples,
       validation-00000.parquet  audio {bytes (FLAC), path}, and semantic_tokens once tokenised
 
+A corpus imported as text and tokens has null for audio, and a column `instruction`.
 Any Parquet reader opens the shards; `datasets` reads the audio column as its `Audio` feature.
 """
 
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 from tts_stack.contract import AudioSpec, CodecIdentity, TextSpec
 from tts_stack.errors import ConfigError, DataError
 from tts_stack.records import TokenizedUtterance, Utterance
+from tts_stack.row_groups import TOKENS_COLUMN, RowGroups, SplitTokens, iter_tokens
 from tts_stack.runtime import write_text
 
 CORPUS_FILE = "corpus.json"
@@ -46,7 +48,13 @@ _BASE_SCHEMA = pa.schema(
         ("audio", pa.struct([("bytes", pa.binary()), ("path", pa.string())])),
     ]
 )
-_TOKENS_FIELD = pa.field("semantic_tokens", pa.list_(pa.int32()))
+_TOKENS_FIELD = pa.field(TOKENS_COLUMN, pa.list_(pa.int32()))
+_INSTRUCTION_FIELD = pa.field("instruction", pa.string())
+_TOKEN_ROWS_PER_GROUP = 256  # rows without audio: less than a megabyte
+_NO_RECORDING = (
+    "the corpus holds text and tokens only, which train stage 1; for the codec and the vocoder "
+    "prepare recordings with tts-stack prepare"
+)
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,20 @@ class CorpusInfo:
     codec: CodecIdentity | None = None  # set by tokenize
     codec_audio: AudioSpec | None = None
     format_version: int = FORMAT_VERSION
+    has_audio: bool = True  # False: imported as text and tokens
+
+
+@dataclass(frozen=True)
+class TokenRow:
+    """A row without recording: text and tokens that come from elsewhere."""
+
+    id: str
+    text: str
+    model_text: str
+    speaker: str
+    language: str
+    semantic_tokens: NDArray[np.int64]  # [S]
+    instruction: str  # JSON: what else the source held, so that export gives it back
 
 
 @dataclass(frozen=True)
@@ -105,6 +127,15 @@ class Corpus:
             )
         return self.info.codec
 
+    def require_audio(self) -> None:
+        """Check that there are recordings, for everything that reads audio.
+
+        Raises:
+            DataError: the corpus was imported as text and tokens.
+        """
+        if not self.info.has_audio:
+            raise DataError(f"{self.path}: no recordings; {_NO_RECORDING}")
+
     @property
     def audio_spec(self) -> AudioSpec:
         """Rates of audio and tokens.
@@ -120,36 +151,66 @@ class Corpus:
         """Files of one split, in order."""
         return [self.path / name for name in self.info.shards[split]]
 
-    def tokenized(self, split: str) -> list[TokenizedUtterance]:
-        """Text and semantic tokens of a split, audio left on disk.
+    def token_shards(self, split: str) -> list[Path]:
+        """Files of one split, in order, checked to hold tokens of the corpus's codec.
 
         Raises:
             DataError: the corpus holds no tokens, or a shard was tokenised by another codec.
         """
         codec = self.require_codec()
-        columns = ["id", "model_text", "speaker", "language", "semantic_tokens"]
-        found = []
-        for path in self.shard_paths(split):
+        paths = self.shard_paths(split)
+        for path in paths:
             written_by = shard_codec(path)
             if written_by != codec.weights_sha256:
                 raise DataError(
                     f"{path}: tokens from codec {written_by[:12] or '(none)'}, {CORPUS_FILE} says "
                     f"{codec.describe()}; run tts-stack tokenize corpus={self.path}"
                 )
-            for row in pq.read_table(path, columns=columns).to_pylist():
-                tokens = np.asarray(row.pop("semantic_tokens"), dtype=np.int64)
-                if codec.num_codebooks > 1:
-                    tokens = tokens.reshape(-1, codec.num_codebooks)
-                found.append(TokenizedUtterance(semantic_tokens=tokens, **row))
-        return found
+        return paths
+
+    def tokenized(self, split: str) -> list[TokenizedUtterance]:
+        """Text and semantic tokens of a split, audio left on disk.
+
+        Raises:
+            DataError: the corpus holds no tokens, or a shard was tokenised by another codec.
+        """
+        return list(self.iter_tokenized(split))
+
+    def iter_tokenized(self, split: str) -> Iterator[TokenizedUtterance]:
+        """Rows of `tokenized` one at a time, a few hundred in memory.
+
+        Raises:
+            DataError: the corpus holds no tokens, or a shard was tokenised by another codec.
+        """
+        num_codebooks = self.require_codec().num_codebooks
+        for path in self.token_shards(split):
+            yield from iter_tokens(path, num_codebooks)
+
+    def token_rows(self, split: str) -> SplitTokens:
+        """Random access to the rows of `tokenized`.
+
+        Raises:
+            DataError: the corpus holds no tokens, or a shard was tokenised by another codec.
+        """
+        return SplitTokens(self.token_shards(split), self.require_codec().num_codebooks)
 
     def utterances(self, split: str) -> Iterator[Utterance]:
-        """Rows of a split with their decoded audio, one at a time."""
+        """Rows of a split with their decoded audio, one at a time.
+
+        Raises:
+            DataError: the corpus holds no recordings, or one does not decode.
+        """
+        self.require_audio()
         for path in self.shard_paths(split):
             yield from read_utterances(path)
 
     def audio(self, split: str) -> "SplitAudio":
-        """Random access to the audio of a split, in the order of `tokenized`."""
+        """Random access to the audio of a split, in the order of `tokenized`.
+
+        Raises:
+            DataError: the corpus holds no recordings.
+        """
+        self.require_audio()
         return SplitAudio(self.shard_paths(split))
 
 
@@ -157,28 +218,16 @@ class SplitAudio(Sequence[NDArray[np.float32]]):
     """Audio of one split by row number, decoded when asked for; may travel to other processes."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self._paths = list(paths)
-        self._files: dict[int, pq.ParquetFile] = {}
-        self._place: list[tuple[int, int, int]] = []  # row -> (shard, row group, row in group)
-        for shard, path in enumerate(self._paths):
-            metadata = pq.read_metadata(path)
-            for group in range(metadata.num_row_groups):
-                rows = metadata.row_group(group).num_rows
-                self._place += [(shard, group, row) for row in range(rows)]
+        self._rows = RowGroups(paths)
 
     def __len__(self) -> int:
-        return len(self._place)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_files": {}}  # open files do not travel
+        return len(self._rows)
 
     def __getitem__(self, index: Any) -> Any:
         """Samples [T] of row `index`, float32."""
-        shard, group, row = self._place[index]
-        if shard not in self._files:
-            self._files[shard] = pq.ParquetFile(self._paths[shard])
-        column = self._files[shard].read_row_group(group, columns=["audio"]).column("audio")
-        return decode_audio(column[row]["bytes"].as_py(), f"{self._paths[shard]}: row {index}")
+        row = self._rows.read(index, ["audio"])
+        audio = row.table.column("audio")[row.place].as_py()
+        return decode_audio(_audio_bytes(audio), f"{row.path}: row {index}")
 
 
 def read_info(path: Path) -> CorpusInfo:
@@ -241,6 +290,32 @@ def write_shard(
     _write_table(path, pa.Table.from_pylist(rows, schema=schema))
 
 
+def write_token_shard(
+    path: Path,
+    rows: Sequence[TokenRow],
+    *,
+    codec: CodecIdentity,
+    audio: AudioSpec,
+    config_hash: str,
+) -> None:
+    """Write rows without recordings as one Parquet file; it appears whole or not at all."""
+    values = [
+        {
+            **dataclasses.asdict(row),
+            "semantic_tokens": row.semantic_tokens.astype(np.int32),
+            "sample_rate": audio.sample_rate,
+            "num_samples": len(row.semantic_tokens) * audio.samples_per_token,
+            "audio": None,
+        }
+        for row in rows
+    ]
+    schema = pa.schema([*_BASE_SCHEMA, _INSTRUCTION_FIELD, _TOKENS_FIELD]).with_metadata(
+        {_CONFIG_KEY: config_hash.encode(), _CODEC_KEY: codec.weights_sha256.encode()}
+    )
+    table = pa.Table.from_pylist(values, schema=schema)
+    _write_table(path, table, rows_per_group=_TOKEN_ROWS_PER_GROUP)
+
+
 def add_tokens(path: Path, tokens: Sequence[NDArray[np.int64]], codec: CodecIdentity) -> None:
     """Put semantic tokens ([S] or [S, num_codebooks] a row) into a shard, replacing older ones."""
     table = pq.read_table(path)
@@ -267,7 +342,7 @@ def read_utterances(path: Path) -> Iterator[Utterance]:
     columns = ["id", "text", "model_text", "speaker", "language", "audio"]
     for batch in pq.ParquetFile(path).iter_batches(ROWS_PER_GROUP, columns=columns):
         for row in batch.to_pylist():
-            audio = decode_audio(row.pop("audio")["bytes"], f"{path}: {row['id']}")
+            audio = decode_audio(_audio_bytes(row.pop("audio")), f"{path}: {row['id']}")
             yield Utterance(audio=audio, **row)
 
 
@@ -278,12 +353,14 @@ def encode_audio(audio: NDArray[np.float32], sample_rate: int) -> bytes:
     return buffer.getvalue()
 
 
-def decode_audio(data: bytes, place: str) -> NDArray[np.float32]:
+def decode_audio(data: bytes | None, place: str) -> NDArray[np.float32]:
     """FLAC bytes as float32 samples [T].
 
     Raises:
-        DataError: the bytes are not audio; the message starts with `place`.
+        DataError: there are no bytes or they are not audio; the message starts with `place`.
     """
+    if data is None:
+        raise DataError(f"{place}: no recording; {_NO_RECORDING}")
     try:
         audio, _ = soundfile.read(io.BytesIO(data), dtype="float32")
     except soundfile.SoundFileError as error:
@@ -300,8 +377,12 @@ def _read_schema(path: Path) -> pa.Schema:
         raise DataError(f"{path}: not a Parquet shard ({error}); re-run prepare") from error
 
 
-def _write_table(path: Path, table: pa.Table) -> None:
+def _audio_bytes(audio: dict[str, Any] | None) -> bytes | None:
+    return audio["bytes"] if audio else None
+
+
+def _write_table(path: Path, table: pa.Table, *, rows_per_group: int = ROWS_PER_GROUP) -> None:
     partial = path.with_name(path.name + ".partial")
     # FLAC does not compress further; the text columns are small.
-    pq.write_table(table, partial, row_group_size=ROWS_PER_GROUP, compression="none")
+    pq.write_table(table, partial, row_group_size=rows_per_group, compression="none")
     os.replace(partial, path)

@@ -38,7 +38,7 @@ def ensure_states(
 
     Raises:
         CheckpointError: the run holds no LLM, or it belongs to another codec than the corpus.
-        DataError: the corpus is missing or not tokenised.
+        DataError: the corpus is missing, not tokenised, or holds no recordings.
     """
     folder = run / "llm" / "model"
     if not folder.is_dir():
@@ -46,7 +46,8 @@ def ensure_states(
             f"{folder}: no LLM in this run; run tts-stack train-llm corpus={corpus_path} run={run}"
         )
     corpus = Corpus.open(corpus_path)
-    model, contract = load_llm(folder, device=device)
+    corpus.require_audio()
+    network, contract, encode = load_llm(folder, device=device)
     _check_codec(contract, corpus, folder)
     identity = StateIdentity(contract.llm_sha256, corpus_hash(corpus), _reading(contract.prompt))
     store = states_folder(run)
@@ -55,15 +56,16 @@ def ensure_states(
     writer = StateWriter(
         store,
         identity,
-        hidden_size=model.config.hidden_size,
+        hidden_size=network.llm.config.hidden_size,
         num_rows=corpus.info.num_utterances,
     )
     for split, total in corpus.info.num_utterances.items():
         missing = writer.missing(split)
         utterances: Sequence[TokenizedUtterance] = corpus.tokenized(split) if missing else ()
         for rows in missing:
+            chosen = utterances[rows.start : rows.stop]
             states = teacher_forced_states(
-                model, contract, utterances[rows.start : rows.stop], dtype=torch.float16
+                network, contract, encode, chosen, dtype=torch.float16
             )
             writer.write(split, rows, [state.numpy() for state in states])
             on_progress(rows.stop, total)

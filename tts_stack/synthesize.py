@@ -12,12 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import PreTrainedModel
 
+from stage1_llm.checkpoint import LoadedLLM, load_llm
 from stage1_llm.generate import Generation, SamplingSettings, generate
 from stage1_llm.hidden_states import teacher_forced_states
-from stage1_llm.model import load_model
-from stage1_llm.vocab import encode_text
 from stage2_vocoder.checkpoint import load_vocoder
 from stage2_vocoder.model import Vocoder
 from tts_stack.audio import write_audio
@@ -46,6 +44,8 @@ class SynthesisSettings:
     top_p: float | None = None
     speed: float = 1.0  # 1.2 speaks 20 % faster
     retries: int = 2  # more attempts for a sentence that does not end by itself
+    speaker: str | None = None  # of a voice trained with speaker tags; None: its first
+    language: str | None = None  # of a voice trained with language tags; None: its first
 
     def __post_init__(self) -> None:
         if not SPEEDS[0] <= self.speed <= SPEEDS[1]:
@@ -117,7 +117,7 @@ class Voice:
     def __init__(
         self,
         files: VoiceFiles,
-        llm: PreTrainedModel,
+        llm: LoadedLLM,
         vocoder: Vocoder,
         frontend: TextFrontend,
         device: torch.device,
@@ -136,7 +136,7 @@ class Voice:
         """
         chosen = choose_device(device)
         files = VoiceFiles.open(None if path is None else Path(path))
-        llm = load_model(files.llm).to(chosen)
+        llm = load_llm(files.llm, contract=files.contract, device=chosen)
         vocoder = load_vocoder(files.vocoder, chosen)
         frontend = build_frontend(files.contract.text)
         return cls(files, llm, vocoder, frontend, chosen)
@@ -201,7 +201,8 @@ class Voice:
         utterance = TokenizedUtterance(
             "copy", self._frontend(text), tokens.cpu().numpy().astype(np.int64)
         )
-        states = teacher_forced_states(self._llm, self.contract, [utterance])[0]
+        network, contract, encode = self._llm
+        states = teacher_forced_states(network, contract, encode, [utterance])[0]
         return self._decode(states)
 
     def _front_end(self, text: str) -> tuple[list[tuple[str, str]], list[str]]:
@@ -221,7 +222,8 @@ class Voice:
         self, sentence: str, model_text: str, settings: SynthesisSettings, index: int
     ) -> tuple[SpokenSentence, NDArray[np.float32]]:
         sampling = self.contract.sampling
-        encoded = encode_text(model_text, self.contract.tokens)
+        encoded = self._llm.encode(model_text)
+        tag_ids = self._tag_ids(settings)
         chosen = SamplingSettings(
             temperature=sampling.temperature
             if settings.temperature is None
@@ -234,7 +236,9 @@ class Voice:
             generation.finish_reason != "end" and attempts <= settings.retries
         ):
             generator = step_generator(settings.seed, index, attempts)
-            generation = generate(self._llm, self.contract, encoded.ids, chosen, generator)
+            generation = generate(
+                self._llm.network, self.contract, encoded.ids, chosen, generator, tag_ids
+            )
             attempts += 1
         report = SpokenSentence(
             sentence,
@@ -245,6 +249,13 @@ class Voice:
             encoded.num_dropped,
         )
         return report, self._decode(_change_speed(generation.hidden_states, settings.speed))
+
+    def _tag_ids(self, settings: SynthesisSettings) -> tuple[int, ...]:
+        """Ids of the chosen speaker and language."""
+        tokens = self.contract.tokens
+        speaker = _choose_tag("speaker", settings.speaker, tokens.speakers)
+        language = _choose_tag("language", settings.language, tokens.languages)
+        return tokens.tag_ids(speaker, language)
 
     def _decode(self, states: Tensor) -> NDArray[np.float32]:
         features = states.to(self.device, torch.float32).T.unsqueeze(0)  # [S, D] -> [1, D, S]
@@ -262,13 +273,25 @@ class Voice:
         return self._codec
 
 
+def _choose_tag(kind: str, wanted: str | None, known: Sequence[str]) -> str:
+    if wanted is None:
+        return known[0] if known else ""
+    if wanted not in known:
+        raise ConfigError(
+            f"{kind} is {wanted!r}, expected one of {', '.join(known)}"
+            if known
+            else f"{kind} is {wanted!r}, but this voice was trained without {kind} tags"
+        )
+    return wanted
+
+
 def close_sentence(model_text: str, symbols: Sequence[str]) -> str:
     """End a text with a full stop when it has no final mark and the voice knows one.
 
     A voice trained on punctuated transcripts takes the mark for the end; without it, it may go on
     and repeat the last words.
     """
-    if "." not in symbols or model_text[-1:] in FINAL_MARKS:
+    if (symbols and "." not in symbols) or model_text[-1:] in FINAL_MARKS:
         return model_text
     return model_text.rstrip(" ,;:") + "."
 

@@ -8,11 +8,12 @@ my_voice/
   codec/                codec.json, model.safetensors (optional: copy-synthesis, more training)
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from tts_stack.contract import CONTRACT_FILE, VoiceContract, file_sha256
+from tts_stack.contract import CONTRACT_FILE, VoiceContract, file_sha256, llm_sha256
 from tts_stack.errors import CheckpointError
 
 WEIGHTS_FILE = "model.safetensors"
@@ -59,7 +60,7 @@ class VoiceFiles:
         if not (path / CONTRACT_FILE).exists() and (path / RUN_VOICE_DIR / CONTRACT_FILE).exists():
             path = path / RUN_VOICE_DIR
         contract = VoiceContract.load(path / CONTRACT_FILE)
-        _require(path / LLM_DIR / WEIGHTS_FILE, contract.llm_sha256, contract.name)
+        _require(path / LLM_DIR / WEIGHTS_FILE, contract.llm_sha256, contract.name, _llm_sha256)
         _require(path / VOCODER_DIR / WEIGHTS_FILE, contract.vocoder_sha256, contract.name)
         for folder in (LLM_DIR, VOCODER_DIR):
             if not (path / folder / "config.json").exists():
@@ -84,12 +85,21 @@ def assets_dir() -> Path:
     return Path(__file__).resolve().parent / "assets"
 
 
-def _require(path: Path, expected_sha256: str, voice_name: str) -> None:
+def _require(
+    path: Path,
+    expected_sha256: str,
+    voice_name: str,
+    hash_of: Callable[[Path], str] = file_sha256,
+) -> None:
     if not path.exists():
         raise CheckpointError(f"{path}: missing; export the voice again or copy the whole folder")
-    found = file_sha256(path)
+    found = hash_of(path)
     if found != expected_sha256:
         raise CheckpointError(
             f"{path}: SHA-256 {found[:12]}, but {CONTRACT_FILE} of voice {voice_name!r} names "
             f"{expected_sha256[:12] or '(none)'}; the file belongs to another voice: export again"
         )
+
+
+def _llm_sha256(path: Path) -> str:
+    return llm_sha256(path.parent)

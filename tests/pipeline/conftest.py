@@ -1,12 +1,12 @@
 """A whole small run, made once through the command line: what the end-to-end tests look at."""
 
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from command_line import call_main
 from pipeline_sizes import SMALL_CODEC, SMALL_LLM, SMALL_VOCODER
 
 from tts_stack.voice import demo_corpus_dir
@@ -45,16 +45,6 @@ def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> Callab
         return Result(code, captured.out + captured.err)
 
     return run
-
-
-def call_main(args: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
-    """Exit code of `tts-stack ARGS`."""
-    from tts_stack.cli import main
-
-    monkeypatch.setattr(sys, "argv", ["tts-stack", *args])
-    with pytest.raises(SystemExit) as left:
-        main()
-    return int(left.value.code or 0)
 
 
 class SmallRun(NamedTuple):

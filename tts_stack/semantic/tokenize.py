@@ -120,6 +120,7 @@ def tokenize(
     """
     started = time.monotonic()
     corpus = Corpus.open(corpus_path)
+    corpus.require_audio()
     codec_path = codec_path or default_voice_dir() / CODEC_DIR
     tokenizer = load_codec(codec_path, device=device)
     _check_sample_rate(corpus, tokenizer)

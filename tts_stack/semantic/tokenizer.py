@@ -35,6 +35,9 @@ class SpeechTokenizer(Protocol):
     def decode_mel(self, tokens: Sequence[Tensor]) -> list[Tensor]:
         """Tokens [S] of each clip -> log-mel [K, S * frames_per_token]."""
 
+    def sketch_audio(self, log_mel: Tensor) -> NDArray[np.float32]:
+        """Log-mel [K, F] -> rough audio [T], good enough to follow what is said."""
+
 
 class MelCodecTokenizer:
     """The built-in tokenizer: `MelCodec` with fixed weights. Made by `load_codec`.
@@ -107,6 +110,12 @@ class MelCodecTokenizer:
         num_tokens = torch.tensor([len(row) for row in tokens], device=device)
         padded = pad_sequence(list(tokens), batch_first=True).to(device)
         return self._cut_frames(self._codec.decode(padded, num_tokens), num_tokens.tolist())
+
+    @torch.inference_mode()
+    def sketch_audio(self, log_mel: Tensor) -> NDArray[np.float32]:
+        """Rough audio [T] of a log-mel [K, F]."""
+        audio: NDArray[np.float32] = self._mel.sketch_audio(log_mel).cpu().numpy()
+        return audio
 
     def _pad(self, audio: Tensor | Sequence[Tensor | NDArray[np.float32]]) -> tuple[Tensor, Tensor]:
         """Clips -> [B, T] with T a whole number of tokens, and the tokens of each clip [B]."""

@@ -5,8 +5,9 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from lightning.fabric import Fabric
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from tts_stack import training
 from tts_stack.errors import ConfigError, DataError
+from tts_stack.processes import is_main_process
 from tts_stack.runtime import open_run_dir, seed_everything
 from tts_stack.semantic.checkpoint import save_codec
 from tts_stack.semantic.config import CodecTrainConfig
@@ -73,40 +75,58 @@ class CodecTask:
             config.codec.hidden_size, len(corpus.info.symbols), config.ctc_steps_per_token
         )
         self.module = CodecTrainer(codec, head)
+        self.model = fabric.setup_module(self.module)  # first: it replaces weights it shards
         optimizer = torch.optim.AdamW(
             self.module.parameters(),
             lr=config.optimizer.lr,
             weight_decay=config.optimizer.weight_decay,
             fused=True,
         )
-        self.model, self.optimizer = fabric.setup(self.module, optimizer)
+        self.optimizer = cast(torch.optim.Optimizer, fabric.setup_optimizers(optimizer))
 
-    def batches(self, start_step: int, stop_step: int) -> Iterator[CodecBatch]:
-        """Batches of steps start..stop-1."""
+    def batches(self, start_step: int, stop_step: int) -> Iterator[list[CodecBatch]]:
+        """This process's micro-batches of steps start..stop-1."""
+        share = training.Share.of(self.fabric, self.config.trainer.accumulate)
         plan = plan_batches(
             self.train_set.num_tokens,
             self.max_tokens,
             seed=self.config.trainer.seed,
-            start_step=start_step,
+            start_step=start_step * share.per_step,
         )
-        for _, clips in zip(range(start_step, stop_step), plan, strict=False):
-            yield self._to_device(self.train_set.batch(clips))
+        for _, micro in zip(range(start_step, stop_step), share.steps(plan), strict=False):
+            yield [self._to_device(self.train_set.batch(clips)) for clips in micro]
 
-    def train_step(self, batch: CodecBatch, step: int) -> Mapping[str, float | Tensor]:
+    def train_step(self, batch: list[CodecBatch], step: int) -> Mapping[str, float | Tensor]:
         """One update of codec and head."""
         factor = self.config.schedule.factor(step, self.config.trainer.max_steps)
         training.set_learning_rate(self.optimizer, factor)
         self.model.train()
-        losses = self.model(batch)
-        loss = losses.mel + self.config.ctc_weight * losses.ctc
+        tokens = training.total_weight(int(micro.num_tokens.sum()) for micro in batch)
+        clips = training.total_weight(len(micro.num_tokens) for micro in batch)
+        parts: list[tuple[float, float]] = []
+
+        def loss_of(micro: CodecBatch) -> Tensor:
+            losses = self.model(micro)
+            mel = losses.mel * (int(micro.num_tokens.sum()) / tokens)
+            ctc = losses.ctc * (len(micro.num_tokens) / clips)
+            parts.append((float(mel.detach()), float(ctc.detach())))
+            return mel + self.config.ctc_weight * ctc
+
         norm = training.update(
-            self.fabric, loss, self.model, self.optimizer, self.config.optimizer.max_grad_norm
+            self.fabric,
+            [partial(loss_of, micro) for micro in batch],
+            self.model,
+            self.optimizer,
+            self.config.optimizer.max_grad_norm,
         )
+        mel, ctc = training.sum_over_processes([sum(part) for part in zip(*parts, strict=True)])
         return {
-            "loss": loss.detach(),
-            "mel": losses.mel.detach(),
-            "ctc": losses.ctc.detach(),
+            "loss": mel + self.config.ctc_weight * ctc,
+            "mel": mel,
+            "ctc": ctc,
             "grad_norm": norm,
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            **_sizes(batch),
         }
 
     @torch.no_grad()
@@ -139,7 +159,7 @@ class CodecTask:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state_dict`."""
         self.module.load_state_dict(state["module"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        training.load_optimizer(self.optimizer, state["optimizer"])
 
     def weights(self) -> dict[str, Tensor]:
         """The codec without the CTC head."""
@@ -186,14 +206,16 @@ def run_training(config: CodecTrainConfig, *, resume: bool) -> TrainSummary:
         DataError: the corpus cannot be read or a split is empty.
     """
     corpus = Corpus.open(Path(config.corpus))
+    corpus.require_audio()
     if corpus.info.sample_rate != config.codec.sample_rate:
         raise ConfigError(
             f"codec.sample_rate is {config.codec.sample_rate} Hz, {corpus.path} has "
             f"{corpus.info.sample_rate} Hz; choose another codec=… or re-run tts-stack prepare "
             f"with sample_rate={config.codec.sample_rate}"
         )
+    fabric = training.make_fabric(config.trainer)
     out_dir = open_run_dir(Path(config.run) / "codec", config, resume=resume)
-    task = CodecTask(corpus, config, training.make_fabric(config.trainer))
+    task = CodecTask(corpus, config, fabric)
     summary = training.train(
         task,
         out_dir,
@@ -202,10 +224,20 @@ def run_training(config: CodecTrainConfig, *, resume: bool) -> TrainSummary:
         fingerprint=_fingerprint(corpus, config),
         title="codec",
     )
-    best = training.load_weights(out_dir / "checkpoints" / BEST_WEIGHTS)
-    identity = save_codec(out_dir / "codec", config.codec, best)
-    logger.info("codec %s written to %s", identity.describe(), out_dir / "codec")
+    if is_main_process():
+        best = training.load_weights(out_dir / "checkpoints" / BEST_WEIGHTS)
+        identity = save_codec(out_dir / "codec", config.codec, best)
+        logger.info("codec %s written to %s", identity.describe(), out_dir / "codec")
     return summary
+
+
+def _sizes(batch: list[CodecBatch]) -> dict[str, float]:
+    return {
+        "num_tokens": float(sum(int(micro.num_tokens.sum()) for micro in batch)),
+        "num_positions": float(
+            sum(len(micro.num_tokens) * int(micro.num_tokens.max()) for micro in batch)
+        ),
+    }
 
 
 def _fingerprint(corpus: Corpus, config: CodecTrainConfig) -> str:

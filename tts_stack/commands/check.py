@@ -1,0 +1,130 @@
+"""`check`: the claims of stage 1, proved on the user's own settings."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tts_stack.commands.common import Overrides, with_defaults
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from stage1_llm.checks.report import Report, ShownToken
+
+DEFAULT_LORA = "+lora=r_8_alpha_16"
+COLOURS = {"text": "cyan", "audio": "green", "end": "bold magenta", "": "dim"}
+_LOUD = ("stage1_llm", "tts_stack.training")  # loggers of a training nobody asked for
+
+
+class Check(StrEnum):
+    """What can be checked."""
+
+    collate = "collate"
+    pack = "pack"
+    lora = "lora"
+    merge = "merge"
+    resume = "resume"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file."""
+    app.command()(check)
+
+
+def check(
+    name: Annotated[Check, typer.Argument(help="What to prove.")], overrides: Overrides = None
+) -> None:
+    """Prove what training relies on, on your own settings, with a tiny random model in seconds.
+
+    collate: which tokens are labelled, and their weights; shows a sample token by token
+
+    pack: a batch or packed row gives the logits and gradients of each sample alone
+
+    lora: adapters start as nothing, learn alone, and are all that a checkpoint holds
+
+    merge: the merged model, read by plain transformers, is base + adapter
+
+    resume: 10 + 10 steps equal 20, bit for bit
+
+    Takes the settings of train-llm: corpus=work/corpus llm=FOLDER +lora=r_8_alpha_16
+    batching.kind=packing. Exit code 1 when a claim does not hold.
+    """
+    from stage1_llm.checks.run import NEED_ADAPTER, run_check
+    from stage1_llm.config import LLMTrainConfig
+    from stage1_llm.llm_override import resolve_llm_override
+    from tts_stack.config import config_groups, load_config
+
+    given = resolve_llm_override(with_defaults(overrides, "demo_llm"), config_groups()["llm"])
+    if name.value in NEED_ADAPTER and not _has_lora(given):
+        given.append(DEFAULT_LORA)
+    config = load_config(LLMTrainConfig, "train_llm", given)
+    with _quiet():
+        report = run_check(name.value, config)
+    _show(name.value, report)
+    if report.failed:
+        raise typer.Exit(1)
+
+
+def _has_lora(overrides: Sequence[str]) -> bool:
+    return any(override.lstrip("+").startswith("lora=") for override in overrides)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Warnings only: the plan and the losses of the tiny model are of no use."""
+    loggers = [logging.getLogger(name) for name in _LOUD]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _show(name: str, report: "Report") -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    output = Console()  # the answer itself: standard output
+    if report.sample:
+        output.print(_table(report.sample))
+    for line in report.settings:
+        output.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
+    for claim in report.claims:
+        mark = ("ok      ", "green") if claim.is_met else ("FAILED  ", "bold red")
+        output.print(Text.assemble(mark, claim.name), soft_wrap=True)
+        output.print(f"        {claim.detail}", style="dim", markup=False, highlight=False, soft_wrap=True)
+    num_met = len(report.claims) - len(report.failed)
+    style = "bold red" if report.failed else "bold green"
+    end = f"check {name}: {num_met} of {len(report.claims)} claims hold"
+    output.print(end, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def _table(sample: "Sequence[ShownToken]") -> "Table":
+    from rich.table import Table
+    from rich.text import Text
+
+    has_codes = any(token.codes for token in sample)
+    columns = ("id", "token", "group", "label", "weight", "position")
+    table = Table(*columns, *(("codes",) if has_codes else ()), title_justify="left")
+    for token in sample:
+        # A token may be a bracket or a line end: neither markup nor a new line of the table.
+        shown = token.name if token.name.isprintable() else repr(token.name)[1:-1]
+        has_label = token.label is not None
+        table.add_row(
+            str(token.token_id),
+            Text(shown),
+            token.group or "-",
+            str(token.label) if has_label else "-",
+            f"{token.weight:g}" if has_label else "-",
+            f"{token.position:g}",
+            *((" ".join(map(str, token.codes)),) if has_codes else ()),
+            style=COLOURS[token.group],
+        )
+    return table
