@@ -115,7 +115,7 @@ def our_way(args: argparse.Namespace, kind: str, samples: list[Sample]) -> Calla
     return turn
 
 
-class _Clock(TrainerCallback):  # type: ignore[misc]
+class _Clock(TrainerCallback):
     """Counts the time of training steps alone, without the Trainer's start and end."""
 
     started = 0.0
@@ -184,7 +184,9 @@ def synchronize(device: str) -> None:
 
 def main() -> None:
     """Run the three ways in turn and print rates, waste and ratios."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--utterances", type=int, default=240)
     parser.add_argument("--turns", type=int, default=3, help="after one to warm up")
     parser.add_argument("--llm", default="llama_5m", help="a choice of configs/llm from scratch")

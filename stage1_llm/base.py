@@ -23,7 +23,7 @@ from transformers import (
 from stage1_llm.chat import ChatTemplate as ChatTemplate
 from stage1_llm.chat import render_chat as render_chat
 from stage1_llm.llm_override import resolve_llm_override as resolve_llm_override
-from stage1_llm.model import _no_progress_bars
+from stage1_llm.model import no_progress_bars
 from stage1_llm.text import load_tokenizer
 from stage1_llm.vocab import VOCAB_MULTIPLE, token_names
 from tts_stack.contract import TokenMap, file_sha256
@@ -247,7 +247,7 @@ def _cached(name: str) -> Path | None:
 
 def _read_model(folder: Path, source: str) -> PreTrainedModel:
     try:
-        with _no_progress_bars():
+        with no_progress_bars():
             model, loading = AutoModelForCausalLM.from_pretrained(
                 folder,
                 attn_implementation="sdpa",

@@ -75,7 +75,8 @@ def build_trained_network(
     """The network as training starts: from scratch, or the grown base model, with adapters.
 
     Raises:
-        ConfigError: the model has no such hidden layer, or LoRA was asked for without a base.
+        ConfigError: the model has no such hidden layer or too short a context, or LoRA was asked
+            for without a base.
     """
     seed = config.trainer.seed
     llm: PreTrainedModel
@@ -92,6 +93,7 @@ def build_trained_network(
         if config.lora is not None:
             llm = apply_lora(llm, config.lora, language.tokens, seed=seed)
     layer_index(llm, config.prompt.hidden_layer)  # refuse a wrong one before training
+    _check_context(llm, config)
     return build_network(llm, codebook_sizes, dropout=config.llm.dropout, seed=seed)
 
 
@@ -125,6 +127,15 @@ def _check_tags(config: LLMTrainConfig, corpus: Corpus, extras: Extras) -> None:
                 f"prompt.{kind}_tags is true, but no utterance of {corpus.path} names its {kind}; "
                 f"prepare the corpus from a manifest with a {kind} field, or leave the tags out"
             )
+
+
+def _check_context(llm: PreTrainedModel, config: LLMTrainConfig) -> None:
+    context = getattr(llm.config, "max_position_embeddings", None)
+    if context is not None and config.batching.max_length > context:
+        raise ConfigError(
+            f"batching.max_length is {config.batching.max_length}, but the model's context is "
+            f"{context} tokens; lower batching.max_length: longer samples are left out and listed"
+        )
 
 
 def _pad_id(tokenizer: Any) -> int:

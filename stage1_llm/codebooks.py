@@ -27,9 +27,10 @@ class Codebooks(nn.Module):
         super().__init__()
         self.embeddings = nn.ModuleList(nn.Embedding(size, hidden_size) for size in sizes)
         self.heads = nn.ModuleList(nn.Linear(hidden_size, size, bias=False) for size in sizes)
-        for embedding, head in zip(self.embeddings, self.heads, strict=True):
-            nn.init.zeros_(embedding.weight)  # the first step reads what the LLM alone would read
-            nn.init.normal_(head.weight, std=INIT_STD)
+        for embedding in self.embeddings.parameters():
+            nn.init.zeros_(embedding)  # the first step reads what the LLM alone would read
+        for head in self.heads.parameters():
+            nn.init.normal_(head, std=INIT_STD)
 
     def embed(self, codes: Tensor) -> Tensor:
         """Sum of the embeddings of each position's codes: [..., C] -> [..., D].
@@ -70,9 +71,10 @@ class Codebooks(nn.Module):
         """
         known = state + token_embedding
         codes = []
-        for embedding, head in zip(self.embeddings, self.heads, strict=True):
+        for index, head in enumerate(self.heads):
             codes.append(pick(head(known)))
-            known = known + embedding.weight[codes[-1]]
+            chosen = torch.tensor([codes[-1]], device=known.device)
+            known = known + self._embed_one(index, chosen)[0]
         return codes
 
     def _embed_one(self, index: int, codes: Tensor) -> Tensor:

@@ -27,7 +27,8 @@ class LMBatch(NamedTuple):
 
     def to(self, device: torch.device) -> "LMBatch":
         """The batch on a device."""
-        return LMBatch(*(None if tensor is None else tensor.to(device) for tensor in self))
+        moved = {name: x.to(device) for name, x in self._asdict().items() if x is not None}
+        return LMBatch(**moved)
 
     @property
     def num_tokens(self) -> int:

@@ -43,6 +43,8 @@ class LLMConfig:
     def __post_init__(self) -> None:
         if self.base_model is not None:
             return
+        if self.architecture == "base_model":
+            raise ConfigError("llm.base_model must be given: llm=FOLDER or llm=HUB/NAME")
         _one_of("llm.architecture", self.architecture, ARCHITECTURES)
         for name in ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "max_positions"):
             _at_least(f"llm.{name}", getattr(self, name), 1)

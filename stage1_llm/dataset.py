@@ -66,7 +66,7 @@ def num_markers(spec: PromptSpec) -> int:
 
 
 def measure_stride(
-    num_text: NDArray[np.int64], lengths: NDArray[np.int64], spec: PromptSpec
+    num_text: NDArray[np.integer], lengths: NDArray[np.integer], spec: PromptSpec
 ) -> float:
     """Mean audio positions per text position; tags count as audio, one in hundreds.
 
@@ -78,20 +78,20 @@ def measure_stride(
     return float((lengths - num_text - num_markers(spec)).sum() / num_text.sum())
 
 
-def measure_lengths(num_text: NDArray[np.int64], num_audio: NDArray[np.int64]) -> LengthSpec:
+def measure_lengths(num_text: NDArray[np.integer], num_audio: NDArray[np.integer]) -> LengthSpec:
     """Fit tokens = fixed_tokens + tokens_per_symbol * symbols, and the slopes seen around it.
 
     Args:
         num_text: text ids of each sample.
         num_audio: semantic tokens of each sample.
     """
-    num_text, num_audio = num_text.astype(np.float64), num_audio.astype(np.float64)
-    slope, fixed = num_audio.mean() / num_text.mean(), 0.0
-    if num_text.std() > 0:
-        fitted = float(np.cov(num_text, num_audio, bias=True)[0, 1] / num_text.var())
-        intercept = num_audio.mean() - fitted * num_text.mean()
+    text, audio = num_text.astype(np.float64), num_audio.astype(np.float64)
+    slope, fixed = audio.mean() / text.mean(), 0.0
+    if text.std() > 0:
+        fitted = float(np.cov(text, audio, bias=True)[0, 1] / text.var())
+        intercept = audio.mean() - fitted * text.mean()
         if fitted > 0 and intercept > 0:  # else a line through the origin
             slope, fixed = fitted, float(intercept)
-    slopes = (num_audio - fixed) / num_text
+    slopes = (audio - fixed) / text
     low, high = np.quantile(slopes, [LOW_QUANTILE, HIGH_QUANTILE])
     return LengthSpec(float(slope), float(low), float(high), fixed)

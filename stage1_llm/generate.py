@@ -96,9 +96,7 @@ class TokenStream:
         self._bounds = token_bounds(len(text_ids), contract.length, settings)
         # Every token may have a duration token before it.
         capacity = self._bounds.high * (2 if contract.tokens.num_durations else 1)
-        self._decoder = make_decoder(
-            network, layer=contract.prompt.hidden_layer, capacity=capacity
-        )
+        self._decoder = make_decoder(network, layer=contract.prompt.hidden_layer, capacity=capacity)
         self._network, self._contract = network, contract
         self._settings, self._generator = settings, generator
 

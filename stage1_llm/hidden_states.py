@@ -74,9 +74,7 @@ def _batch_states(
     ]
 
 
-def _prompt(
-    utterance: TokenizedUtterance, contract: VoiceContract, encode: TextEncoder
-) -> Prompt:
+def _prompt(utterance: TokenizedUtterance, contract: VoiceContract, encode: TextEncoder) -> Prompt:
     try:
         sample = make_sample(utterance, encode, contract.tokens, contract.prompt)
         return sample_prompt(sample, contract.tokens, contract.prompt)

@@ -34,7 +34,7 @@ class StepSums(NamedTuple):
 
     def __add__(self, other: "StepSums") -> "StepSums":  # type: ignore[override]
         """Sums over both."""
-        return StepSums(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+        return StepSums._make(mine + theirs for mine, theirs in zip(self, other, strict=True))
 
 
 class Denominators(NamedTuple):
@@ -97,7 +97,7 @@ def step_sums(
         code_loss = code_loss + functional.cross_entropy(chosen.float(), target, reduction="sum")
         code_count = code_count + is_code.sum()
         code_hits = code_hits + (_rank(chosen, target) < TOP).sum()
-    return StepSums(*totals, code_loss, code_count, code_hits)
+    return StepSums._make([*totals, code_loss, code_count, code_hits])
 
 
 def step_loss(

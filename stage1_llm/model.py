@@ -40,12 +40,21 @@ def load_model(folder: Path) -> PreTrainedModel:
         CheckpointError: the folder is not one, or is damaged.
     """
     try:
-        with _no_progress_bars():
-            model = AutoModelForCausalLM.from_pretrained(
-                folder, attn_implementation="sdpa", dtype=torch.float32, local_files_only=True
+        with no_progress_bars():
+            model, loading = AutoModelForCausalLM.from_pretrained(
+                folder,
+                attn_implementation="sdpa",
+                dtype=torch.float32,
+                local_files_only=True,
+                output_loading_info=True,
             )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"{folder}: cannot be read as a causal LM ({error})") from error
+    missing = sorted(loading["missing_keys"])  # transformers only warns, and draws them anew
+    if missing:
+        raise CheckpointError(
+            f"{folder}: {len(missing)} weights are missing, {missing[0]} among them; copy it again"
+        )
     return cast(PreTrainedModel, model).eval()
 
 
@@ -75,7 +84,9 @@ def embedded_states(
 ) -> Tensor:
     """`hidden_states` from input embeddings [B, L, D].
 
-    `segment_lengths` [N] marks a packed row (see stage1_llm.attention). Padding stands right of everything real, so the causal order alone hides it. An all-ones mask
+    `segment_lengths` [N] marks a packed row (see stage1_llm.attention).
+
+    Padding stands right of everything real, so the causal order alone hides it. An all-ones mask
     is passed all the same: without one, transformers 5 reads restarted positions as packed
     documents and audio no longer sees its text; with one it takes the fast causal kernel.
     """
@@ -97,7 +108,7 @@ def embedded_states(
 def save_model(model: PreTrainedModel, folder: Path, *, dtype: torch.dtype = torch.float32) -> None:
     """Write a Hugging Face folder; the model itself is left with weights rounded to `dtype`."""
     folder.mkdir(parents=True, exist_ok=True)
-    with _no_progress_bars():
+    with no_progress_bars():
         model.to(dtype).save_pretrained(folder)
     model.to(torch.float32)
 
@@ -174,7 +185,7 @@ def _shape(config: LLMConfig, tokens: TokenMap) -> dict[str, object]:
 
 
 @contextmanager
-def _no_progress_bars() -> Iterator[None]:
+def no_progress_bars() -> Iterator[None]:
     """Silence transformers' bars, which would break into ours."""
     was_enabled = hf_logging.is_progress_bar_enabled()
     hf_logging.disable_progress_bar()

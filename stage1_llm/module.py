@@ -4,14 +4,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial, reduce
 from operator import add
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor
+from torch.optim import Optimizer
 
 from stage1_llm.attention import set_packed_attention, use_packed_attention
-from stage1_llm.batching import plan_steps
+from stage1_llm.batching import Lengths, plan_steps
 from stage1_llm.collate import LMBatch, collate_prompts, pack_prompts, replace_tokens
 from stage1_llm.config import LLMTrainConfig
 from stage1_llm.dataset import Sample, sample_prompt
@@ -45,7 +46,7 @@ class LLMTask:
         self,
         network: TextToSemantic,
         samples: Sequence[Sample],
-        lengths: Sequence[int],
+        lengths: Lengths,
         validation_samples: Sequence[Sample],
         tokens: TokenMap,
         spec: PromptSpec,
@@ -58,7 +59,7 @@ class LLMTask:
         prepare_network(network, config, fabric.device)
         self.model = fabric.setup_module(network)
         self.optimizers = [
-            fabric.setup_optimizers(optimizer)
+            cast(Optimizer, fabric.setup_optimizers(optimizer))
             for optimizer in build_optimizers(network, config.optimizer)
         ]
         decay = config.optimizer.ema_decay
@@ -105,7 +106,7 @@ class LLMTask:
         )
         if self.average and math.isfinite(norm):
             self.average.update(self.network)
-        sums = self.fabric.all_reduce(reduce(add, done), reduce_op="sum")
+        sums = cast(StepSums, self.fabric.all_reduce(reduce(add, done), reduce_op="sum"))
         loss = step_loss(sums, weights, self.config.loss.codebook_weight, totals)
         base = base_loss(sums, weights, totals)
         codes = {"base": float(base), "semantic": float(loss - base)} if totals.codes else {}

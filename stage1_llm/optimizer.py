@@ -21,8 +21,8 @@ def build_optimizers(network: TextToSemantic, config: OptimizerConfig) -> list[O
     """
     matrices, others = split_parameters(network)
     logger.info(
-        "optimiser %s: weight decay %g on %d matrices (%s parameters), none on %d embeddings, norms "
-        "and biases (%s parameters)",
+        "optimiser %s: weight decay %g on %d matrices (%s parameters), none on %d embeddings, "
+        "norms and biases (%s parameters)",
         config.kind,
         config.weight_decay,
         len(matrices),
@@ -56,10 +56,7 @@ def split_parameters(network: TextToSemantic) -> tuple[list[nn.Parameter], list[
     llm = network.llm
     outer = [llm.get_input_embeddings(), llm.get_output_embeddings(), network.codebooks]
     embeddings = {
-        id(parameter)
-        for module in outer
-        if module is not None
-        for parameter in module.parameters()
+        id(parameter) for module in outer if module is not None for parameter in module.parameters()
     }
     matrices: list[nn.Parameter] = []
     others: list[nn.Parameter] = []

@@ -7,9 +7,7 @@ LLM: as duration tokens before the token they stretch, or as one more codebook.
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from tts_stack.contract import MIN_RUN
 from tts_stack.errors import ConfigError, DataError
@@ -58,21 +56,6 @@ def collapse_runs(tokens: NDArray[np.int64], max_run: int) -> Runs:
 def expand_runs(runs: Runs) -> NDArray[np.int64]:
     """The tokens [S] or [S, K] that runs stand for."""
     return np.repeat(runs.tokens, runs.lengths, axis=0)
-
-
-def expand_states(states: Tensor, lengths: NDArray[np.int64]) -> Tensor:
-    """Repeat the state of a run over its tokens, for stage 2: [N, D] -> [S, D].
-
-    Raises:
-        DataError: there are not as many states as lengths.
-    """
-    if len(states) != len(lengths):
-        raise DataError(
-            f"runs: {len(states)} hidden states for {len(lengths)} runs, expected one a run; "
-            "take the states of the sound tokens alone, not those of durations"
-        )
-    repeats = torch.from_numpy(lengths).to(states.device)
-    return torch.repeat_interleave(states, repeats, dim=0)
 
 
 def length_saved(num_tokens: int, num_positions: int) -> float:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stage1_llm.runs import collapse_runs
+from stage1_llm.runs import Runs, collapse_runs, durations_as_codebook, interleave_durations
 from tts_stack.contract import MIN_RUN, PromptSpec, TokenMap
 from tts_stack.errors import DataError
 
@@ -38,29 +38,30 @@ def encode_stream(
     """
     _check(semantic_tokens, tokens)
     rows = semantic_tokens.reshape(len(semantic_tokens), -1)  # [S, K]
-    lengths = np.ones(len(rows), dtype=np.int64)
+    runs = Runs(rows, np.ones(len(rows), dtype=np.int64))
     if spec.durations != "none":
         runs = collapse_runs(rows, spec.max_run)
-        rows, lengths = runs.tokens, runs.lengths  # [N, K], [N]
-    is_masked = rows[:, 0] == tokens.codebook_size
-    token_ids = np.where(is_masked, tokens.mask, rows[:, 0] + tokens.semantic_offset)
-    codes = rows[:, 1:]
-    if spec.durations == "codebook":
-        codes = np.concatenate([codes, lengths[:, None] - 1], axis=1)
-    codes = np.where(is_masked[:, None], IGNORE_INDEX, codes)
-    stream = AudioStream(token_ids, codes, lengths, is_masked)
-    return _with_duration_tokens(stream, tokens) if spec.durations == "tokens" else stream
+    codes = durations_as_codebook(runs) if spec.durations == "codebook" else runs.tokens
+    is_masked = codes[:, 0] == tokens.codebook_size
+    stream = AudioStream(
+        np.where(is_masked, tokens.mask, codes[:, 0] + tokens.semantic_offset),
+        np.where(is_masked[:, None], IGNORE_INDEX, codes[:, 1:]),
+        runs.lengths,
+        is_masked,
+    )
+    return _with_durations(stream, runs, tokens) if spec.durations == "tokens" else stream
 
 
-def _with_duration_tokens(stream: AudioStream, tokens: TokenMap) -> AudioStream:
+def _with_durations(stream: AudioStream, runs: Runs, tokens: TokenMap) -> AudioStream:
     """A duration token before every semantic token that stands for more than one."""
-    place = np.flatnonzero(stream.run_lengths >= MIN_RUN)
-    ids = stream.run_lengths[place] - MIN_RUN + tokens.duration_offset
+    found = interleave_durations(runs)
+    durations, run = found.durations, found.run  # [M] each
+    is_duration = durations > 0
     return AudioStream(
-        np.insert(stream.token_ids, place, ids),
-        np.insert(stream.codes, place, IGNORE_INDEX, axis=0),
-        np.insert(stream.run_lengths, place, 0),
-        np.insert(stream.is_masked, place, stream.is_masked[place]),
+        np.where(is_duration, durations - MIN_RUN + tokens.duration_offset, stream.token_ids[run]),
+        np.where(is_duration[:, None], IGNORE_INDEX, stream.codes[run]),
+        np.where(is_duration, 0, stream.run_lengths[run]),
+        stream.is_masked[run],
     )
 
 

@@ -8,20 +8,20 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from stage1_llm.batching import describe_plan
 from stage1_llm.build import Language, build_language, build_trained_network, save_tokenizer
 from stage1_llm.checkpoint import save_llm
 from stage1_llm.config import LLMTrainConfig
-from stage1_llm.dataset import make_sample, measure_lengths, measure_stride
+from stage1_llm.dataset import make_sample, measure_lengths, measure_stride, num_markers
 from stage1_llm.lora import save_adapter
 from stage1_llm.module import LLMTask
 from stage1_llm.network import TextToSemantic
+from stage1_llm.runs import length_saved
 from stage1_llm.store import SampleStore, open_store
 from stage1_llm.weights import load_network_weights
-from tts_stack.contract import CODEBOOKS_FILE, LengthSpec, SamplingSpec, VoiceContract
+from tts_stack.contract import CODEBOOKS_FILE, SamplingSpec, VoiceContract
 from tts_stack.processes import is_main_process
 from tts_stack.runtime import open_run_dir
 from tts_stack.shards import Corpus
@@ -63,6 +63,7 @@ def run_training(
     samples = _open_split(corpus, "train", language, config)
     validation = _open_split(corpus, "validation", language, config)
     contract = build_contract(config, corpus, language, samples)
+    _report_durations(contract, samples)
     logger.info("plan: %s", describe_plan(samples.lengths, config.batching, config.trainer))
 
     out_dir = open_run_dir(Path(config.run) / LLM_FOLDER, config, resume=resume)
@@ -110,7 +111,7 @@ def build_contract(
         codec=corpus.require_codec(),
         tokens=language.tokens,
         prompt=dataclasses.replace(language.spec, text_stride=round(stride, 4)),
-        length=_lengths(samples),
+        length=measure_lengths(samples.num_text, samples.num_audio),
         sampling=SamplingSpec(config.sampling.temperature, config.sampling.top_p),
     )
 
@@ -128,10 +129,6 @@ def _on_validation(
     return lambda step, media: listen(network, contract, samples, step, media)
 
 
-def _lengths(samples: SampleStore) -> LengthSpec:
-    return measure_lengths(np.asarray(samples.num_text), np.asarray(samples.num_audio))
-
-
 def _open_split(
     corpus: Corpus, split: str, language: Language, config: LLMTrainConfig
 ) -> SampleStore:
@@ -142,6 +139,19 @@ def _open_split(
         max_length=config.batching.max_length,
         cache_tokens=config.batching.cache_tokens,
     )
+
+
+def _report_durations(contract: VoiceContract, samples: SampleStore) -> None:
+    if contract.prompt.durations != "none":
+        others = int(samples.num_text.sum()) + num_markers(contract.prompt) * len(samples)
+        num_positions = int(samples.lengths.sum()) - others  # a tag counts too: one in hundreds
+        num_tokens = int(samples.num_audio.sum())
+        logger.info(
+            "durations: %d semantic tokens in %d positions, %.1f %% saved",
+            num_tokens,
+            num_positions,
+            100 * length_saved(num_tokens, num_positions),
+        )
 
 
 def _report_size(network: TextToSemantic) -> None:

@@ -1,4 +1,4 @@
-"""What of a network is trained, and so saved in checkpoints: all of it, or adapters and new rows."""
+"""What of a network is trained and saved in checkpoints: all of it, or adapters and new rows."""
 
 from collections.abc import Mapping
 

@@ -36,6 +36,7 @@ SYMBOLS = ("a", "b", "c")
 CODEBOOK_SIZE = 10
 TOKENS: TokenMap = build_token_map(SYMBOLS, CODEBOOK_SIZE)
 ENCODE = SymbolEncoder(TOKENS)
+PLAIN = PromptSpec()
 CODEC = CodecIdentity("fake", "ab" * 32, CODEBOOK_SIZE)
 
 
@@ -86,7 +87,7 @@ def make_samples(count=6, seed=0) -> list[Sample]:
     return samples
 
 
-def sample_of(text, audio, *, id="x", tokens=TOKENS, spec=PromptSpec()) -> Sample:
+def sample_of(text, audio, *, id="x", tokens=TOKENS, spec=PLAIN) -> Sample:
     utterance = TokenizedUtterance(id, text, np.asarray(audio, dtype=np.int64))
     return make_sample(utterance, SymbolEncoder(tokens), tokens, spec)
 

@@ -241,6 +241,11 @@ def embeddings_of(base):
     return base.model.get_input_embeddings(), base.model.get_output_embeddings()
 
 
+def test_qwen2_5_gets_the_rows_that_ichigo_s_run_had():
+    tokens = grow_token_map(151665, 512, Extras(has_mask=True), pad=0, num_rows=151936)
+    assert tokens.vocab_size == 152192
+
+
 def test_rows_are_never_taken_away(tmp_path):
     base = load_base(str(write_tiny_base(tmp_path, num_rows=640)))
     tokens = tokens_for(base)

@@ -36,7 +36,10 @@ def test_corpus_and_run_must_be_given():
         (lambda: tiny_config(architecture="gpt"), "llm.architecture is 'gpt', expected one of"),
         (lambda: tiny_config(num_heads=3), "hidden_size is 32, expected a multiple of twice"),
         (lambda: tiny_config(num_kv_heads=3), "num_kv_heads is 3, expected a divisor"),
-        (lambda: batching_config(max_tokens=10, max_length=20), "max_length is 20, expected at most"),
+        (
+            lambda: batching_config(max_tokens=10, max_length=20),
+            "max_length is 20, expected at most",
+        ),
         (lambda: WeightConfig(-1.0), "loss: value is -1.0, expected at least 0"),
         (lambda: OptimizerConfig(kind="sgd"), "optimizer.kind is 'sgd'"),
         (lambda: LLMTrainConfig(token_noise=1.5), "token_noise is 1.5, expected 0 or more"),

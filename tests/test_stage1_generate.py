@@ -123,7 +123,9 @@ def test_the_same_seed_gives_the_same_tokens_and_another_seed_others():
 
     def tokens(seed):
         generator = torch.Generator().manual_seed(seed)
-        return generate(network, make_contract(), TEXT, settings, generator).semantic_tokens.tolist()
+        return generate(
+            network, make_contract(), TEXT, settings, generator
+        ).semantic_tokens.tolist()
 
     assert tokens(1) == tokens(1) != tokens(2)
 

@@ -93,9 +93,7 @@ def test_codebooks_and_runs_give_the_same_states_in_both_ways(
 
 def form_contract(num_codebooks, durations, state_position):
     max_run = 4 if durations != "none" else 1
-    tokens = build_token_map(
-        SYMBOLS, 50, Extras(max_run=max_run if durations == "tokens" else 1)
-    )
+    tokens = build_token_map(SYMBOLS, 50, Extras(max_run=max_run if durations == "tokens" else 1))
     contract = make_contract(
         durations=durations, max_run=max_run, state_position=state_position,
         position_scheme="aligned", text_stride=1.7,

@@ -23,6 +23,7 @@ from stage1_llm.lora import (
 )
 from stage1_llm.lora_config import LoraSettings
 from stage1_llm.model import embedded_states, head
+from stage1_llm.rows import GrownHead
 from tts_stack.config import load_config
 from tts_stack.contract import VoiceContract
 from tts_stack.errors import CheckpointError, ConfigError
@@ -173,6 +174,20 @@ def test_a_head_s_adapter_is_that_of_the_embeddings_where_they_are_tied(tmp_path
     states = torch.randn(3, 32)
     is_same = torch.allclose(head(model)(states), states @ rows.T, atol=1e-4)
     assert is_same == tie
+
+
+def test_the_head_s_gradients_are_those_of_a_plain_head_with_its_rows():
+    generator = torch.Generator().manual_seed(0)
+    plain = torch.nn.Linear(4, 10, bias=False, dtype=torch.float64).requires_grad_(False)
+    rows = torch.randn(3, 4, generator=generator, dtype=torch.float64, requires_grad=True)
+    states = torch.randn(2, 5, 4, generator=generator, dtype=torch.float64, requires_grad=True)
+    grown = GrownHead(plain, torch.nn.Parameter(rows.detach().clone()))
+    expected = states @ torch.cat([plain.weight[:7], rows]).T
+    assert_close(grown(states), expected)
+    weights = torch.randn(2, 5, 10, generator=generator, dtype=torch.float64)
+    wanted = torch.autograd.grad((expected * weights).sum(), (states, rows))
+    found = torch.autograd.grad((grown(states) * weights).sum(), (states, grown.new_rows))
+    assert_close(found, wanted)
 
 
 @TIED

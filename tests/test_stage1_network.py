@@ -75,9 +75,9 @@ def test_a_sample_gives_its_packed_neighbour_no_gradient():
     batch = pack_prompts(prompts_of(make_samples(3)))
     embeddings = network.embed(batch.input_ids, batch.codes).detach().requires_grad_()
     lengths = batch.segment_lengths
-    states = embedded_states(
-        network.llm, embeddings, batch.position_ids, segment_lengths=lengths
-    )[0]
+    states = embedded_states(network.llm, embeddings, batch.position_ids, segment_lengths=lengths)[
+        0
+    ]
     first, second = int(lengths[0]), int(lengths[0] + lengths[1])
     states[first:second].square().sum().backward()
     gradient = embeddings.grad[0]

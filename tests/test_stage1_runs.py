@@ -12,7 +12,6 @@ from stage1_llm.runs import (
     durations_as_codebook,
     durations_from_codebook,
     expand_runs,
-    expand_states,
     interleave_durations,
     length_saved,
     read_durations,
@@ -98,19 +97,6 @@ def test_durations_alone_are_no_runs():
 def test_the_codebook_of_durations_counts_from_zero():
     codes = durations_as_codebook(Runs(np.array([[7, 1], [8, 2]]), np.array([1, 4])))
     assert_array_equal(codes, [[7, 1, 0], [8, 2, 3]])
-
-
-def test_a_state_is_repeated_over_its_run_and_collects_its_gradients():
-    states = torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
-    expanded = expand_states(states, np.array([3, 1]))
-    assert_close(expanded, torch.tensor([[1.0, 2.0], [1.0, 2.0], [1.0, 2.0], [3.0, 4.0]]))
-    expanded.sum().backward()
-    assert_close(states.grad, torch.tensor([[3.0, 3.0], [1.0, 1.0]]))
-
-
-def test_states_and_lengths_must_be_as_many():
-    with pytest.raises(DataError, match="runs: 3 hidden states for 2 runs, expected one a run"):
-        expand_states(torch.zeros(3, 4), np.array([1, 1]))
 
 
 def test_the_saved_length_counts_duration_tokens():

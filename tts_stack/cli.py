@@ -30,7 +30,15 @@ def main() -> NoReturn:
         format="%(message)s",
         handlers=[RichHandler(console=console, show_path=False)],
     )
-    for name in ("httpx", "lightning", "lightning.fabric", "matplotlib", "numba"):
+    console.quiet = not is_main_process()
+    for name in (
+        "httpx",
+        "lightning",
+        "lightning.fabric",
+        "lightning.fabric.utilities",
+        "matplotlib",
+        "numba",
+    ):
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
         app(standalone_mode=False)
@@ -51,6 +59,7 @@ def main() -> NoReturn:
 
 def fail(message: str) -> NoReturn:
     """Print one error line and leave with code 1."""
+    console.quiet = False
     console.print(
         f"error: {message}", style="bold red", markup=False, highlight=False, soft_wrap=True
     )

@@ -256,7 +256,9 @@ class VoiceContract:
 
 def _tuples(values: dict[str, Any]) -> dict[str, Any]:
     """JSON has lists where the records hold tuples."""
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    return {
+        key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+    }
 
 
 def llm_sha256(folder: Path) -> str:

@@ -194,6 +194,12 @@ class Corpus:
         """
         return SplitTokens(self.token_shards(split), self.require_codec().num_codebooks)
 
+    def tags(self, column: str) -> tuple[str, ...]:
+        """The speakers or languages named in the training split, sorted."""
+        tables = [pq.read_table(path, columns=[column]) for path in self.shard_paths("train")]
+        found = {name for table in tables for name in table.column(0).unique().to_pylist()}
+        return tuple(sorted(found - {"", None}))
+
     def utterances(self, split: str) -> Iterator[Utterance]:
         """Rows of a split with their decoded audio, one at a time.
 

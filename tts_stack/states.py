@@ -42,6 +42,10 @@ def ensure_states(
     """
     folder = run / "llm" / "model"
     if not folder.is_dir():
+        if (run / "llm" / "adapter").is_dir():
+            raise CheckpointError(
+                f"{folder}: no LLM in this run, only an adapter; run tts-stack merge-lora {run}"
+            )
         raise CheckpointError(
             f"{folder}: no LLM in this run; run tts-stack train-llm corpus={corpus_path} run={run}"
         )
@@ -64,9 +68,7 @@ def ensure_states(
         utterances: Sequence[TokenizedUtterance] = corpus.tokenized(split) if missing else ()
         for rows in missing:
             chosen = utterances[rows.start : rows.stop]
-            states = teacher_forced_states(
-                network, contract, encode, chosen, dtype=torch.float16
-            )
+            states = teacher_forced_states(network, contract, encode, chosen, dtype=torch.float16)
             writer.write(split, rows, [state.numpy() for state in states])
             on_progress(rows.stop, total)
     writer.finish()

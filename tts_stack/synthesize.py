@@ -288,7 +288,8 @@ def _choose_tag(kind: str, wanted: str | None, known: Sequence[str]) -> str:
 def close_sentence(model_text: str, symbols: Sequence[str]) -> str:
     """End a text with a full stop when it has no final mark and the voice knows one.
 
-    A voice trained on punctuated transcripts takes the mark for the end; without it, it may go on
+    Without symbols the voice reads with a base model's tokenizer, which knows every mark. A voice
+    trained on punctuated transcripts takes the mark for the end; without it, it may go on
     and repeat the last words.
     """
     if (symbols and "." not in symbols) or model_text[-1:] in FINAL_MARKS:

@@ -73,7 +73,9 @@ class Setup:
         llm, user = self.language.base, self.user
         model = f"{user.llm.base_model} (tokenizer and architecture)" if llm else "from scratch"
         num_tokens = [sample.length for sample in self.samples]
-        cut = sum(s.length < e.sample.length for s, e in zip(self.samples, self.examples, strict=True))
+        cut = sum(
+            s.length < e.sample.length for s, e in zip(self.samples, self.examples, strict=True)
+        )
         lora = f", LoRA r {user.lora.r} alpha {user.lora.alpha}" if user.lora else ""
         return (
             f"corpus {user.corpus}: {len(self.samples)} utterances, {min(num_tokens)} to "

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 DEFAULT_LORA = "+lora=r_8_alpha_16"
 COLOURS = {"text": "cyan", "audio": "green", "end": "bold magenta", "": "dim"}
-_LOUD = ("stage1_llm", "tts_stack.training")  # loggers of a training nobody asked for
+_LOUD = ("stage1_llm", "tts_stack.training", "lightning.fabric")  # what the tiny training says
 
 
 class Check(StrEnum):
@@ -99,7 +99,9 @@ def _show(name: str, report: "Report") -> None:
     for claim in report.claims:
         mark = ("ok      ", "green") if claim.is_met else ("FAILED  ", "bold red")
         output.print(Text.assemble(mark, claim.name), soft_wrap=True)
-        output.print(f"        {claim.detail}", style="dim", markup=False, highlight=False, soft_wrap=True)
+        output.print(
+            f"        {claim.detail}", style="dim", markup=False, highlight=False, soft_wrap=True
+        )
     num_met = len(report.claims) - len(report.failed)
     style = "bold red" if report.failed else "bold green"
     end = f"check {name}: {num_met} of {len(report.claims)} claims hold"

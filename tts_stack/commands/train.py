@@ -30,13 +30,14 @@ def train_llm(overrides: Overrides = None, resume: Resume = False) -> None:
     Without corpus= it trains on the demonstration corpus in runs/demo, in minutes.
 
     From scratch: llm=llama_5m. From a base model: llm=FOLDER, llm=Qwen/Qwen2.5-0.5B, or a named
-    one with its learning rate, llm=qwen2_5_0_5b. With adapters: +lora=r_8_alpha_16.
+    one with its learning rate, llm=qwen2_5_0_5b. With adapters: +lora=r_8_alpha_16 (r_16_alpha_32,
+    r_64_alpha_128, attention_r_8_alpha_16). tts-stack inspect shows what a base model will get.
 
     Common settings: corpus=work/corpus run=runs/mine trainer.max_steps=3000 batching.kind=packing
     prompt.format=chat loss.text_weight.value=0.1 trainer.devices=2 trainer.precision=bf16-mixed
     """
-    from stage1_llm.llm_override import resolve_llm_override
     from stage1_llm.config import LLMTrainConfig
+    from stage1_llm.llm_override import resolve_llm_override
     from stage1_llm.train import run_training
     from tts_stack.config import config_groups, load_config
     from tts_stack.listen import make_listener
