@@ -14,7 +14,7 @@ from stage1_llm.checks.training import make_task, take_steps
 from stage1_llm.collate import collate_prompts
 from stage1_llm.lora import save_adapter
 from stage1_llm.merge import ADAPTER_FOLDER, TOLERANCES, merge_adapter
-from stage1_llm.model import _no_progress_bars
+from stage1_llm.model import no_progress_bars
 from tts_stack.contract import LLM_WEIGHTS_FILE
 from tts_stack.errors import CheckpointError
 
@@ -37,7 +37,7 @@ def check_merge(setup: Setup) -> Report:
         merged = merge_adapter(run, dtype=_DTYPE)
     except CheckpointError as error:
         return Report(setup.describe(), (Claim(name, False, str(error)),))
-    with _no_progress_bars():
+    with no_progress_bars():
         plain = AutoModelForCausalLM.from_pretrained(merged.folder, dtype=torch.float32).eval()
     claims = (
         Claim(name, True, merged.describe()),
