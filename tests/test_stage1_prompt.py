@@ -115,3 +115,5 @@ def test_a_masked_token_is_read_but_never_predicted():
     prompt = build_prompt([A], np.array([3, 10, 4]), FULL, PLAIN)
     assert prompt.token_ids[3:].tolist() == [SOUND + 3, FULL.mask, SOUND + 4, 3]
     assert prompt.groups[3:].tolist() == [GROUP_AUDIO, GROUP_NONE, GROUP_AUDIO, GROUP_END]
+    several = build_prompt([A], np.array([[3, 1], [10, 10]]), FULL, PLAIN)
+    assert several.codes[3:].tolist() == [[1], [-100], [-100]]  # nor are its other codes

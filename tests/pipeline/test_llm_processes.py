@@ -28,7 +28,9 @@ SETTINGS = [
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    return write_corpus(tmp_path_factory.mktemp("processes") / "corpus", num_train=40)
+    # Twelve validation samples make several batches: both processes validate.
+    folder = tmp_path_factory.mktemp("processes") / "corpus"
+    return write_corpus(folder, num_train=40, num_validation=12)
 
 
 def train(corpus, run, *overrides):
