@@ -16,14 +16,13 @@ from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AddedToken,
     AutoConfig,
-    AutoModelForCausalLM,
     PreTrainedModel,
 )
 
 from stage1_llm.chat import ChatTemplate as ChatTemplate
 from stage1_llm.chat import render_chat as render_chat
 from stage1_llm.llm_override import resolve_llm_override as resolve_llm_override
-from stage1_llm.model import no_progress_bars
+from stage1_llm.model import load_model
 from stage1_llm.text import load_tokenizer
 from stage1_llm.vocab import VOCAB_MULTIPLE, token_names
 from tts_stack.contract import TokenMap, file_sha256
@@ -61,7 +60,7 @@ def load_base(source: str) -> Base:
     tokenizer = load_tokenizer(folder)
     num_rows = int(config.get_text_config().vocab_size)
     check_tokenizer_fits(tokenizer, num_rows, source)
-    model = _read_model(folder, source)
+    model = load_model(folder, source=source)
     is_folder = Path(source).expanduser().is_dir()
     return Base(
         model, tokenizer, str(folder.resolve()) if is_folder else source, weights_sha256(folder)
@@ -243,28 +242,6 @@ def _cached(name: str) -> Path | None:
     except (OSError, ValueError):
         return None
     return folder if (folder / "config.json").is_file() else None
-
-
-def _read_model(folder: Path, source: str) -> PreTrainedModel:
-    try:
-        with no_progress_bars():
-            model, loading = AutoModelForCausalLM.from_pretrained(
-                folder,
-                attn_implementation="sdpa",
-                dtype=torch.float32,
-                local_files_only=True,
-                output_loading_info=True,
-            )
-    except Exception as error:  # noqa: BLE001 - transformers and safetensors raise any kind
-        raise CheckpointError(
-            f"{source}: cannot be read as a causal LM ({_first_line(error)}); copy it again"
-        ) from error
-    missing = sorted(loading["missing_keys"])
-    if missing:
-        raise CheckpointError(
-            f"{source}: {len(missing)} weights are missing, {missing[0]} among them; copy it again"
-        )
-    return model.eval()
 
 
 def _is_causal_lm(config: Any) -> bool:

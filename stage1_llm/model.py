@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
@@ -33,12 +32,17 @@ def build_llm(config: LLMConfig, tokens: TokenMap, *, seed: int) -> PreTrainedMo
         return Qwen3ForCausalLM(Qwen3Config(**_shape(config, tokens)))
 
 
-def load_model(folder: Path) -> PreTrainedModel:
+def load_model(folder: Path, *, source: str | None = None) -> PreTrainedModel:
     """Read a Hugging Face causal LM folder in float32, for inference.
+
+    Args:
+        folder: where it lies.
+        source: what the user called it, for messages; None is the folder.
 
     Raises:
         CheckpointError: the folder is not one, or is damaged.
     """
+    place = source or str(folder)
     try:
         with no_progress_bars():
             model, loading = AutoModelForCausalLM.from_pretrained(
@@ -48,12 +52,15 @@ def load_model(folder: Path) -> PreTrainedModel:
                 local_files_only=True,
                 output_loading_info=True,
             )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise CheckpointError(f"{folder}: cannot be read as a causal LM ({error})") from error
+    except Exception as error:  # noqa: BLE001 - transformers and safetensors raise any kind
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise CheckpointError(
+            f"{place}: cannot be read as a causal LM ({reason}); copy it again"
+        ) from error
     missing = sorted(loading["missing_keys"])  # transformers only warns, and draws them anew
     if missing:
         raise CheckpointError(
-            f"{folder}: {len(missing)} weights are missing, {missing[0]} among them; copy it again"
+            f"{place}: {len(missing)} weights are missing, {missing[0]} among them; copy it again"
         )
     return cast(PreTrainedModel, model).eval()
 
@@ -81,17 +88,20 @@ def embedded_states(
     *,
     segment_lengths: Tensor | None = None,
     layer: int = -1,
+    num_mixed: int = 1,
 ) -> Tensor:
     """`hidden_states` from input embeddings [B, L, D].
 
-    `segment_lengths` [N] marks a packed row (see stage1_llm.attention).
+    `segment_lengths` [N] marks a packed row (see stage1_llm.attention). With `num_mixed` above 1
+    the result [B, L, num_mixed * D] holds that many layers, `layer` last.
 
     Padding stands right of everything real, so the causal order alone hides it. An all-ones mask
     is passed all the same: without one, transformers 5 reads restarted positions as packed
     documents and audio no longer sees its text; with one it takes the fast causal kernel.
     """
     mask = torch.ones(embeddings.shape[:2], dtype=torch.bool, device=embeddings.device)
-    needs_all = layer_index(model, layer) != num_layers(model)
+    layers = mixed_layers(model, layer, num_mixed)
+    needs_all = layers != range(num_layers(model), num_layers(model) + 1)
     packing = {} if segment_lengths is None else {"segments": Segments.of(segment_lengths)}
     output = model.get_decoder()(
         inputs_embeds=embeddings,
@@ -101,8 +111,9 @@ def embedded_states(
         output_hidden_states=needs_all,
         **packing,
     )
-    found = output.hidden_states[layer] if needs_all else output.last_hidden_state
-    return cast(Tensor, found)
+    if not needs_all:
+        return cast(Tensor, output.last_hidden_state)
+    return torch.cat([output.hidden_states[index] for index in layers], dim=-1)
 
 
 def save_model(model: PreTrainedModel, folder: Path, *, dtype: torch.dtype = torch.float32) -> None:
@@ -131,6 +142,21 @@ def layer_index(model: PreTrainedModel, layer: int) -> int:
             f"{count - 1} layers"
         )
     return layer % count
+
+
+def mixed_layers(model: PreTrainedModel, layer: int, num_mixed: int) -> range:
+    """Indices of `layer` and of the layers below it, `num_mixed` in all, lowest first.
+
+    Raises:
+        ConfigError: the model has no such layers.
+    """
+    top = layer_index(model, layer)
+    if not 1 <= num_mixed <= top + 1:
+        raise ConfigError(
+            f"prompt.num_mixed_layers is {num_mixed}, expected 1 .. {top + 1}: hidden_layer "
+            f"{layer} is state {top} of the model, counted from the embedding"
+        )
+    return range(top - num_mixed + 1, top + 1)
 
 
 def head(model: PreTrainedModel) -> nn.Module:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tts_stack.contract import MIN_RUN
-from tts_stack.errors import ConfigError, DataError
+from tts_stack.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -130,3 +130,14 @@ def test_a_damaged_model_config_is_an_error_not_a_traceback(finished, tmp_path):
     (folder / "config.json").write_text(json.dumps({"model_type": "no-such-model"}))
     with pytest.raises(CheckpointError, match="cannot be read as a causal LM"):
         load_llm(folder)
+
+
+def test_a_listener_hears_every_validation_with_the_validation_samples(tmp_path):
+    heard = []
+
+    def listen(network, contract, samples, step, media):
+        heard.append((step, len(samples), contract.name, hasattr(media, "add_audio")))
+
+    config = train_config(write_corpus(tmp_path / "corpus"), tmp_path / "voice", max_steps=5)
+    run_training(config, resume=False, listen=listen)
+    assert heard == [(0, 4, "voice", True), (5, 4, "voice", True)]

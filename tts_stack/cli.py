@@ -12,6 +12,16 @@ from tts_stack.commands.common import console
 from tts_stack.errors import TTSStackError
 from tts_stack.processes import is_main_process
 
+QUIETED = (
+    "httpx",
+    "lightning",
+    "lightning.fabric",
+    "lightning.fabric.utilities",
+    "lightning.fabric.utilities.rank_zero",
+    "lightning.pytorch.utilities.rank_zero",  # the parents' levels are set again on import
+    "matplotlib",
+    "numba",
+)
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -31,21 +41,12 @@ def main() -> NoReturn:
         handlers=[RichHandler(console=console, show_path=False)],
     )
     console.quiet = not is_main_process()
-    for name in (
-        "httpx",
-        "lightning",
-        "lightning.fabric",
-        "lightning.fabric.utilities",
-        "matplotlib",
-        "numba",
-    ):
+    for name in QUIETED:
         logging.getLogger(name).setLevel(logging.WARNING)
     try:
-        app(standalone_mode=False)
+        code = app(standalone_mode=False)  # what typer.Exit(code) gave, or None
     except TTSStackError as error:
         fail(str(error))
-    except typer.Exit as error:
-        sys.exit(error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         fail("interrupted")
     except Exception as error:
@@ -54,7 +55,7 @@ def main() -> NoReturn:
             raise
         show()
         sys.exit(2)
-    sys.exit(0)
+    sys.exit(code or 0)
 
 
 def fail(message: str) -> NoReturn:
