@@ -3,8 +3,8 @@
 A packed row [1, L] holds N samples one after the other. `Segments` travels as a keyword through
 the model's forward to `packed_attention`, which transformers calls in place of its own kernel.
 Without segments it is plain causal attention, so one setting serves right-padded rows too. On a
-CPU both run as bare matrix products: a tenth faster in training than transformers' eager
-attention, a third faster than torch's fused one.
+CPU both run as bare matrix products: 8 to 20 % faster in training than transformers' eager
+attention, a quarter to a half faster than torch's fused one.
 """
 
 import itertools

@@ -187,11 +187,11 @@ class LLMTask:
 def prepare_network(network: TextToSemantic, config: LLMTrainConfig, device: torch.device) -> None:
     """Put the network in training form: attention kernel, checkpointing, compilation."""
     llm = network.llm
+    network.to(device).train()
     if config.batching.kind == "packing":
         use_packed_attention(llm)
     elif device.type == "cpu":
-        set_packed_attention(llm)  # trains a third faster there than torch's fused attention
-    network.to(device).train()
+        set_packed_attention(llm)  # trains a quarter faster there, or more, than torch's own
     if config.trainer.gradient_checkpointing:
         llm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         llm.enable_input_require_grads()

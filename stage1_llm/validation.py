@@ -7,9 +7,10 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn
 
-from stage1_llm.batching import plan_epoch
+from stage1_llm.batching import Lengths, plan_epoch
 from stage1_llm.collate import LMBatch, collate_prompts
 from stage1_llm.dataset import Sample, sample_prompt
+from stage1_llm.store import SampleStore
 from stage1_llm.loss import StepSums, figures, step_sums
 from stage1_llm.network import Predictions
 from stage1_llm.prompt import GROUP_AUDIO, GROUP_END, GROUP_NAMES, build_prompt
@@ -45,7 +46,11 @@ class Validator:
         fabric: Fabric,
     ) -> None:
         self.samples, self.tokens, self.spec, self.fabric = samples, tokens, spec, fabric
-        lengths = [sample.length for sample in samples]
+        lengths: Lengths = (
+            samples.lengths  # known without reading the samples
+            if isinstance(samples, SampleStore)
+            else [sample.length for sample in samples]
+        )
         self.plan = plan_epoch(lengths, max_tokens=max_tokens, seed=0, epoch=0).batches
         self.probe = _probe_pair(samples[:NUM_SWAPPED], tokens, spec)
 
