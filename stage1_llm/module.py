@@ -193,7 +193,10 @@ def prepare_network(network: TextToSemantic, config: LLMTrainConfig, device: tor
     elif device.type == "cpu":
         set_packed_attention(llm)  # trains a quarter faster there, or more, than torch's own
     if config.trainer.gradient_checkpointing:
-        llm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        # transformers 5 has had two names for it.
+        old_name = getattr(llm, "gradient_checkpointing_enable", None)
+        enable = getattr(llm, "activation_checkpointing_enable", old_name)
+        enable({"use_reentrant": False})
         llm.enable_input_require_grads()
     if config.trainer.compile:
         llm.get_decoder().compile()

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from stage1_llm.batching import Lengths, plan_epoch
 from stage1_llm.collate import LMBatch, collate_prompts
 from stage1_llm.dataset import Sample, sample_prompt
-from stage1_llm.store import SampleStore
 from stage1_llm.loss import StepSums, figures, step_sums
 from stage1_llm.network import Predictions
 from stage1_llm.prompt import GROUP_AUDIO, GROUP_END, GROUP_NAMES, build_prompt
+from stage1_llm.store import SampleStore
 from tts_stack.contract import PromptSpec, TokenMap
 
 NUM_SWAPPED = 32  # samples of the text-swap probe

@@ -2,9 +2,7 @@ import itertools
 
 import numpy as np
 import pytest
-import torch
 from numpy.testing import assert_array_equal
-from torch.testing import assert_close
 
 from stage1_llm.runs import (
     Runs,
@@ -17,7 +15,7 @@ from stage1_llm.runs import (
     read_durations,
 )
 from tts_stack.contract import MIN_RUN
-from tts_stack.errors import ConfigError, DataError
+from tts_stack.errors import ConfigError
 
 SHAPES = [(length, codebooks) for length in (0, 1, 2, 3, 17, 200) for codebooks in (0, 1, 2, 4)]
 CASES = [(*shape, max_run) for shape in SHAPES for max_run in (1, 2, 3, 8, 99)]
