@@ -194,9 +194,9 @@ def prepare_network(network: TextToSemantic, config: LLMTrainConfig, device: tor
         set_packed_attention(llm)  # trains a quarter faster there, or more, than torch's own
     if config.trainer.gradient_checkpointing:
         # transformers 5 has had two names for it.
-        old_name = getattr(llm, "gradient_checkpointing_enable", None)
-        enable = getattr(llm, "activation_checkpointing_enable", old_name)
-        enable({"use_reentrant": False})
+        is_new = hasattr(llm, "activation_checkpointing_enable")
+        name = "activation_checkpointing_enable" if is_new else "gradient_checkpointing_enable"
+        getattr(llm, name)({"use_reentrant": False})
         llm.enable_input_require_grads()
     if config.trainer.compile:
         llm.get_decoder().compile()
