@@ -20,6 +20,7 @@ from tts_stack.errors import CheckpointError
 from tts_stack.training import save_weights
 
 MODEL_CONFIG_FILE = "config.json"
+MODEL_FOLDER, ADAPTER_FOLDER = "model", "adapter"  # in a run's folder of stage 1
 
 
 class LoadedLLM(NamedTuple):

@@ -13,6 +13,7 @@ from tts_stack.contract import (
     STATE_POSITIONS,
 )
 from tts_stack.errors import ConfigError
+from tts_stack.ranges import check_choice, check_number
 from tts_stack.training import ScheduleConfig, TrainerConfig
 
 ARCHITECTURES = ("llama", "qwen3")
@@ -20,6 +21,14 @@ OPTIMIZERS = ("muon_adamw", "adamw")
 SAVE_DTYPES = ("float32", "float16", "bfloat16")
 BATCHING_KINDS = ("dynamic", "packing")
 WEIGHT_SCHEDULES = ("constant", "linear", "hold")
+_LLM_COUNTS = (
+    "hidden_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "intermediate_size",
+    "max_positions",
+)
 
 
 @dataclass
@@ -41,13 +50,20 @@ class LLMConfig:
     base_model: str | None = None
 
     def __post_init__(self) -> None:
+        check_number("llm.dropout", self.dropout, at_least=0, below=1)
         if self.base_model is not None:
             return
         if self.architecture == "base_model":
             raise ConfigError("llm.base_model must be given: llm=FOLDER or llm=HUB/NAME")
-        _one_of("llm.architecture", self.architecture, ARCHITECTURES)
-        for name in ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "max_positions"):
-            _at_least(f"llm.{name}", getattr(self, name), 1)
+        check_choice("llm.architecture", self.architecture, ARCHITECTURES)
+        for name in _LLM_COUNTS:
+            check_number(f"llm.{name}", getattr(self, name), at_least=1)
+        check_number("llm.rope_theta", self.rope_theta, above=0)
+        if self.head_dim is not None and (self.head_dim < 2 or self.head_dim % 2):
+            raise ConfigError(
+                f"llm.head_dim is {self.head_dim}, expected an even number of at least 2: rotary "
+                "positions turn pairs of values"
+            )
         if MISSING in (self.hidden_size, self.num_heads, self.num_kv_heads):
             return
         if self.head_dim is None and self.hidden_size % (2 * self.num_heads):
@@ -76,11 +92,11 @@ class PromptConfig:
     language_tags: bool = MISSING  # one token for each language of the corpus
 
     def __post_init__(self) -> None:
-        _one_of("prompt.format", self.format, PROMPT_FORMATS)
-        _one_of("prompt.durations", self.durations, DURATIONS)
-        _at_least("prompt.max_run", self.max_run, MIN_RUN)
-        _one_of("prompt.position_scheme", self.position_scheme, POSITION_SCHEMES)
-        _one_of("prompt.state_position", self.state_position, STATE_POSITIONS)
+        check_choice("prompt.format", self.format, PROMPT_FORMATS)
+        check_choice("prompt.durations", self.durations, DURATIONS)
+        check_number("prompt.max_run", self.max_run, at_least=MIN_RUN)
+        check_choice("prompt.position_scheme", self.position_scheme, POSITION_SCHEMES)
+        check_choice("prompt.state_position", self.state_position, STATE_POSITIONS)
 
 
 @dataclass
@@ -91,8 +107,8 @@ class CurriculumConfig:
     steps: int = MISSING  # until every sample takes part; 0: no curriculum
 
     def __post_init__(self) -> None:
-        _at_least("batching.curriculum.start_length", self.start_length, 1)
-        _at_least("batching.curriculum.steps", self.steps, 0)
+        check_number("batching.curriculum.start_length", self.start_length, at_least=1)
+        check_number("batching.curriculum.steps", self.steps, at_least=0)
 
 
 @dataclass
@@ -106,9 +122,10 @@ class BatchingConfig:
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
 
     def __post_init__(self) -> None:
-        _one_of("batching.kind", self.kind, BATCHING_KINDS)
-        _at_least("batching.max_tokens", self.max_tokens, 1)
-        _at_least("batching.max_length", self.max_length, 1)
+        check_choice("batching.kind", self.kind, BATCHING_KINDS)
+        check_number("batching.max_tokens", self.max_tokens, at_least=1)
+        check_number("batching.max_length", self.max_length, at_least=1)
+        check_number("batching.cache_tokens", self.cache_tokens, at_least=0)
         if MISSING not in (self.max_tokens, self.max_length) and self.max_length > self.max_tokens:
             raise ConfigError(
                 f"batching.max_length is {self.max_length}, expected at most batching.max_tokens "
@@ -125,10 +142,18 @@ class WeightConfig:
     steps: int = 0  # of the line, or of the hold
     final: float = 0.0  # afterwards; unused by constant
 
-    def __post_init__(self) -> None:
-        _one_of("loss: kind", self.kind, WEIGHT_SCHEDULES)
+    def check(self, place: str) -> None:
+        """Refuse what is out of range.
+
+        Args:
+            place: the weight, as the user writes it.
+
+        Raises:
+            ConfigError: something is.
+        """
+        check_choice(f"{place}.kind", self.kind, WEIGHT_SCHEDULES)
         for name in ("value", "steps", "final"):
-            _at_least(f"loss: {name}", getattr(self, name), 0)
+            check_number(f"{place}.{name}", getattr(self, name), at_least=0)
 
     def at(self, step: int) -> float:
         """The weight of a step."""
@@ -150,7 +175,9 @@ class LossConfig:
     codebook_weight: float = MISSING  # of the mean loss of the codebooks beside the token stream
 
     def __post_init__(self) -> None:
-        _at_least("loss.codebook_weight", self.codebook_weight, 0)
+        for group in ("text_weight", "audio_weight", "end_weight"):
+            getattr(self, group).check(f"loss.{group}")
+        check_number("loss.codebook_weight", self.codebook_weight, at_least=0)
 
     def weights(self, step: int) -> tuple[float, float, float]:
         """Of text, audio and end."""
@@ -171,9 +198,12 @@ class OptimizerConfig:
     ema_decay: float = MISSING  # of the averaged weights that are validated and kept; 0: none
 
     def __post_init__(self) -> None:
-        if self.ema_decay != MISSING and not 0 <= self.ema_decay < 1:
-            raise ConfigError(f"optimizer.ema_decay is {self.ema_decay}, expected 0 to below 1")
-        _one_of("optimizer.kind", self.kind, OPTIMIZERS)
+        for name in ("beta1", "beta2", "ema_decay"):
+            check_number(f"optimizer.{name}", getattr(self, name), at_least=0, below=1)
+        for name in ("lr", "matrix_lr", "weight_decay"):
+            check_number(f"optimizer.{name}", getattr(self, name), at_least=0)
+        check_number("optimizer.max_grad_norm", self.max_grad_norm, above=0)
+        check_choice("optimizer.kind", self.kind, OPTIMIZERS)
 
 
 @dataclass
@@ -182,6 +212,10 @@ class SamplingConfig:
 
     temperature: float = MISSING
     top_p: float = MISSING
+
+    def __post_init__(self) -> None:
+        check_number("sampling.temperature", self.temperature, at_least=0)
+        check_number("sampling.top_p", self.top_p, above=0, at_most=1)
 
 
 @dataclass
@@ -206,18 +240,7 @@ class LLMTrainConfig:
     save_dtype: str = MISSING  # of the finished model's file, one of SAVE_DTYPES
 
     def __post_init__(self) -> None:
-        _one_of("save_dtype", self.save_dtype, SAVE_DTYPES)
-        if self.token_noise != MISSING and not 0 <= self.token_noise < 1:
-            raise ConfigError(f"token_noise is {self.token_noise}, expected 0 or more, below 1")
-        if self.max_validation_samples is not None:
-            _at_least("max_validation_samples", self.max_validation_samples, 1)
-
-
-def _at_least(name: str, value: float | str, minimum: float) -> None:
-    if value != MISSING and float(value) < minimum:
-        raise ConfigError(f"{name} is {value}, expected at least {minimum}")
-
-
-def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in (*choices, MISSING):
-        raise ConfigError(f"{name} is {value!r}, expected one of {', '.join(choices)}")
+        check_choice("save_dtype", self.save_dtype, SAVE_DTYPES)
+        check_number("token_noise", self.token_noise, at_least=0, below=1)
+        check_number("max_validation_samples", self.max_validation_samples, at_least=1)
+        check_number("num_listened", self.num_listened, at_least=0)

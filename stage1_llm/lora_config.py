@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from omegaconf import MISSING
 
 from tts_stack.errors import ConfigError
+from tts_stack.ranges import check_number
 
 ALL_LINEAR = "all-linear"
 
@@ -22,12 +23,9 @@ class LoraSettings:
     use_rslora: bool = False  # arXiv:2312.03732: keeps large ranks from learning slowly
 
     def __post_init__(self) -> None:
-        for name in ("r", "alpha"):
-            value = getattr(self, name)
-            if value != MISSING and value <= 0:
-                raise ConfigError(f"lora.{name} is {value}, expected more than 0")
-        if self.dropout != MISSING and not 0 <= self.dropout < 1:
-            raise ConfigError(f"lora.dropout is {self.dropout}, expected 0 or more, below 1")
+        check_number("lora.r", self.r, at_least=1)
+        check_number("lora.alpha", self.alpha, at_least=1)
+        check_number("lora.dropout", self.dropout, at_least=0, below=1)
         if not self.target_modules:
             raise ConfigError(
                 f"lora.target_modules is empty, expected names of projections, or [{ALL_LINEAR}]"

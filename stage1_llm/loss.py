@@ -144,7 +144,10 @@ def _is_used(groups: Tensor, weights: Tensor) -> Tensor:
 
 
 def _rank(logits: Tensor, labels: Tensor) -> Tensor:
-    """Classes with a higher logit than the label's: [N, V], [N] -> [N]."""
+    """Other classes whose logit is not below the label's: [N, V], [N] -> [N].
+
+    Ties count against the label, and so does NaN: a broken model is never right.
+    """
     logits = logits.detach()
     own = logits.gather(1, labels[:, None])
-    return (logits > own).sum(1)
+    return logits.shape[1] - 1 - (logits < own).sum(1)

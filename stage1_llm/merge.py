@@ -1,7 +1,8 @@
 """`tts-stack merge-lora`: base model + adapter -> a standard Hugging Face folder, proved equal."""
 
 import dataclasses
-import logging
+import hashlib
+import json
 import os
 import shutil
 from pathlib import Path
@@ -12,15 +13,29 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from stage1_llm.base import Base, add_token_names, load_base
-from stage1_llm.lora import BASE_FILE, load_adapter, merge_lora, read_origin
+from stage1_llm.checkpoint import ADAPTER_FOLDER, MODEL_FOLDER
+from stage1_llm.lora import (
+    ADAPTER_WEIGHTS,
+    BASE_FILE,
+    NEW_ROWS,
+    load_adapter,
+    merge_lora,
+    read_origin,
+)
 from stage1_llm.model import load_model, save_model
 from stage1_llm.prompt import prompt_prefix
 from stage1_llm.text import TokenizerEncoder
-from tts_stack.contract import CODEBOOKS_FILE, CONTRACT_FILE, VoiceContract, llm_sha256
+from tts_stack.contract import (
+    CODEBOOKS_FILE,
+    CONTRACT_FILE,
+    VoiceContract,
+    file_sha256,
+    llm_sha256,
+)
 from tts_stack.errors import CheckpointError, ConfigError
+from tts_stack.runtime import write_text
 
-logger = logging.getLogger(__name__)
-ADAPTER_FOLDER, MODEL_FOLDER = "adapter", "model"
+MERGED_FILE = "merged.json"  # in a merged model's folder: the adapter it was made with
 # Largest difference of logits allowed, by the file's type, as a share of the largest logit.
 TOLERANCES = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 _PROBE_SHAPE = (2, 64)
@@ -82,8 +97,13 @@ def merge_adapter(
     merge_lora(loaded.model)
 
     partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    _write(partial, loaded, contract, adapter, dtype)
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        _write(partial, loaded, contract, adapter, dtype)
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder}: cannot be written ({error.strerror}); choose another folder with --out"
+        ) from error
     try:
         after = observe(load_model(partial), prompt)
         report = compare(before, after, folder, TOLERANCES[dtype])
@@ -92,8 +112,44 @@ def merge_adapter(
         raise
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(partial, folder)
-    logger.info("wrote %s: %s", folder, report.describe())
     return report
+
+
+def require_fresh_merge(llm: Path) -> None:
+    """Refuse a merged model that is older than the adapter beside it.
+
+    Args:
+        llm: a run's folder of stage 1, with model/ and, after LoRA, adapter/.
+
+    Raises:
+        CheckpointError: the adapter was not merged yet, or was trained on since.
+    """
+    adapter, model = llm / ADAPTER_FOLDER, llm / MODEL_FOLDER
+    if not adapter.is_dir():
+        return
+    found = _read_merged(model)
+    if found != adapter_sha256(adapter):
+        state = "was trained on since it was merged into" if found else "was not merged into"
+        raise CheckpointError(f"{adapter}: {state} {model}; run tts-stack merge-lora {llm.parent}")
+
+
+def adapter_sha256(adapter: Path) -> str:
+    """Hash of all that an adapter folder trained.
+
+    Raises:
+        CheckpointError: a file is missing.
+    """
+    names = (ADAPTER_WEIGHTS, NEW_ROWS, CODEBOOKS_FILE)
+    hashes = [file_sha256(adapter / n) for n in names if (adapter / n).exists()]
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()
+
+
+def _read_merged(model: Path) -> str:
+    try:
+        values = json.loads((model / MERGED_FILE).read_text(encoding="utf-8"))
+        return str(values["adapter_sha256"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def find_adapter(run: Path) -> Path:
@@ -185,6 +241,8 @@ def _write(folder: Path, base: Base, contract: VoiceContract, adapter: Path, dty
         shutil.copy2(adapter / CODEBOOKS_FILE, folder / CODEBOOKS_FILE)
     sealed = dataclasses.replace(contract, llm_sha256=llm_sha256(folder))
     sealed.save(folder / CONTRACT_FILE)
+    merged = {"adapter_sha256": adapter_sha256(adapter)}
+    write_text(folder / MERGED_FILE, json.dumps(merged) + "\n")
 
 
 def _default_folder(adapter: Path) -> Path:
@@ -196,6 +254,8 @@ def _default_folder(adapter: Path) -> Path:
 
 
 def _check_replaceable(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder}: is a file, expected a folder; choose another with --out")
     if folder.exists() and not (folder / CONTRACT_FILE).is_file() and any(folder.iterdir()):
         raise ConfigError(
             f"{folder}: holds something else than an LLM folder; choose another with --out"

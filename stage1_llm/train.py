@@ -12,7 +12,7 @@ import torch
 
 from stage1_llm.batching import describe_plan
 from stage1_llm.build import Language, build_language, build_trained_network, save_tokenizer
-from stage1_llm.checkpoint import save_llm
+from stage1_llm.checkpoint import ADAPTER_FOLDER, MODEL_FOLDER, save_llm
 from stage1_llm.config import LLMTrainConfig
 from stage1_llm.dataset import make_sample, measure_lengths, measure_stride, num_markers
 from stage1_llm.lora import save_adapter
@@ -38,7 +38,7 @@ from tts_stack.training import (
 )
 
 logger = logging.getLogger(__name__)
-LLM_FOLDER, MODEL_FOLDER, ADAPTER_FOLDER = "llm", "model", "adapter"
+LLM_FOLDER = "llm"
 Listen = Callable[[TextToSemantic, VoiceContract, SampleStore, int, MediaLog], None]
 
 

@@ -1,7 +1,9 @@
-import pytest
-from stage1_support import batching_config, tiny_config
+import math
 
-from stage1_llm.config import LLMTrainConfig, OptimizerConfig, WeightConfig
+import pytest
+from stage1_support import batching_config, loss_config, tiny_config
+
+from stage1_llm.config import LLMTrainConfig, OptimizerConfig, SamplingConfig
 from tts_stack.config import load_config
 from tts_stack.errors import ConfigError
 
@@ -40,9 +42,18 @@ def test_corpus_and_run_must_be_given():
             lambda: batching_config(max_tokens=10, max_length=20),
             "max_length is 20, expected at most",
         ),
-        (lambda: WeightConfig(-1.0), "loss: value is -1.0, expected at least 0"),
+        (lambda: loss_config(-1.0), "loss.text_weight.value is -1.0, expected at least 0"),
+        (lambda: loss_config(1, math.nan), "loss.audio_weight.value is nan, expected at least 0"),
+        (lambda: tiny_config(head_dim=7), "head_dim is 7, expected an even number"),
+        (lambda: tiny_config(dropout=1.0), "llm.dropout is 1.0, expected at least 0 and below 1"),
+        (lambda: OptimizerConfig(lr=math.nan), "optimizer.lr is nan, expected at least 0"),
+        (lambda: OptimizerConfig(beta2=1.0), "optimizer.beta2 is 1.0, expected at least 0 and"),
+        (lambda: SamplingConfig(0.5, 0.0), "sampling.top_p is 0.0, expected more than 0 and"),
         (lambda: OptimizerConfig(kind="sgd"), "optimizer.kind is 'sgd'"),
-        (lambda: LLMTrainConfig(token_noise=1.5), "token_noise is 1.5, expected 0 or more"),
+        (
+            lambda: LLMTrainConfig(token_noise=1.5),
+            "token_noise is 1.5, expected at least 0 and below 1",
+        ),
     ],
 )
 def test_values_out_of_range_are_refused(make, message):
@@ -63,3 +74,8 @@ def test_a_weight_schedule_is_one_line(line, expected):
     weight = load_config(LLMTrainConfig, "train_llm", [*REQUIRED, override]).loss.text_weight
     steps = [0, 5, 9] if "hold" in line else [0, 4, 9]
     assert [weight.at(step) for step in steps] == pytest.approx(expected)
+
+
+def test_a_value_for_a_group_names_a_setting_inside_it():
+    with pytest.raises(ConfigError, match=r"give one of them: loss.text_weight.value=0.5$"):
+        load_config(LLMTrainConfig, "train_llm", [*REQUIRED, "loss.text_weight=0.5"])

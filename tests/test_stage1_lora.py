@@ -388,9 +388,9 @@ def test_without_a_preset_there_is_no_lora():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("lora.r=0", "lora.r is 0, expected more than 0"),
-        ("lora.alpha=-1", "lora.alpha is -1, expected more than 0"),
-        ("lora.dropout=1.0", "lora.dropout is 1.0, expected 0 or more, below 1"),
+        ("lora.r=0", "lora.r is 0, expected at least 1"),
+        ("lora.alpha=-1", "lora.alpha is -1, expected at least 1"),
+        ("lora.dropout=1.0", "lora.dropout is 1.0, expected at least 0 and below 1"),
         ("lora.target_modules=[]", "lora.target_modules is empty"),
         ("lora.rank=3", "unknown key lora.rank"),
         ("+lora=r_9", "no config lora/r_9; did you mean lora=r_"),

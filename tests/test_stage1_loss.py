@@ -71,7 +71,7 @@ def test_sums_and_weighted_mean_by_hand():
     half, right, wrong = math.log(2), math.log(4 / 3), math.log(4)
     assert_close(sums.losses, torch.tensor([half, right + wrong, 0.0]))
     assert_close(sums.counts, torch.tensor([1.0, 2.0, 0.0]))
-    assert_close(sums.hits, torch.tensor([1.0, 1.0, 0.0]))
+    assert_close(sums.hits, torch.tensor([0.0, 1.0, 0.0]))  # a tie is no hit
     assert_close(sums.hits_5, torch.tensor([1.0, 2.0, 0.0]))
     totals = Denominators(torch.tensor(2.1), torch.tensor(0.0))
     expected = (0.1 * half + right + wrong) / 2.1
@@ -79,7 +79,7 @@ def test_sums_and_weighted_mean_by_hand():
     assert figures(sums) == pytest.approx(
         {
             "text": half,
-            "text_accuracy": 1.0,
+            "text_accuracy": 0.0,
             "text_top5": 1.0,
             "audio": (right + wrong) / 2,
             "audio_accuracy": 0.5,
@@ -94,6 +94,13 @@ def test_the_fifth_is_a_top_5_hit_and_the_sixth_is_not():
     assert_close(sums.hits_5, torch.tensor([0.0, 1.0, 0.0]))
 
 
+@pytest.mark.parametrize("value", [0.0, math.nan, math.inf])
+def test_a_model_that_says_the_same_of_everything_is_never_right(value):
+    logits, labels = torch.full((2, 9), value), torch.tensor([0, 8])
+    sums = step_sums(logits, labels, torch.tensor([1, 2]), (logits,), labels[:, None])
+    assert sums.hits.sum() == sums.hits_5.sum() == sums.code_hits_5 == 0
+
+
 def test_codes_count_apart_and_their_gaps_count_nowhere():
     logits = torch.zeros(3, 4)
     labels, groups = torch.tensor([0, 1, 2]), torch.tensor([1, 1, 2])
@@ -101,7 +108,7 @@ def test_codes_count_apart_and_their_gaps_count_nowhere():
     codes = torch.tensor([[3], [-100], [-100]])
     sums = step_sums(logits, labels, groups, code_logits, codes)
     assert_close(sums.code_loss, torch.tensor(math.log(8)))
-    assert (sums.code_count, sums.code_hits_5) == (1, 1)
+    assert (sums.code_count, sums.code_hits_5) == (1, 0)  # eight equal logits: no hit
     totals = Denominators(torch.tensor(4.0), torch.tensor(1.0))
     base = base_loss(sums, WEIGHTS, totals)
     assert_close(base, torch.tensor(math.log(4)))

@@ -2,6 +2,8 @@ import json
 import math
 import os
 import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -11,7 +13,8 @@ from torch import nn
 from torch.testing import assert_close
 
 from tts_stack.errors import CheckpointError, ConfigError, TTSStackError
-from tts_stack.runtime import step_generator
+from tts_stack.run_lock import hold
+from tts_stack.runtime import open_run_dir, step_generator
 from tts_stack.training import (
     ScheduleConfig,
     TrainerConfig,
@@ -289,10 +292,69 @@ def test_settings_that_cannot_work_are_refused():
     with pytest.raises(ConfigError, match=r"trainer\.precision is '8'"):
         TrainerConfig(1, 1, 1, precision="8")
     with pytest.raises(
-        ConfigError, match=r"trainer\.strategy is 'dp', expected auto or ddp or fsdp"
+        ConfigError, match=r"trainer\.strategy is 'dp', expected one of auto, ddp, fsdp"
     ):
         TrainerConfig(1, 1, 1, strategy="dp")
     with pytest.raises(ConfigError, match=r"trainer\.accumulate is 0, expected at least 1"):
         TrainerConfig(1, 1, 1, accumulate=0)
     with pytest.raises(ConfigError, match=r"schedule\.kind is 'step'"):
         ScheduleConfig("step", 1)
+
+
+def test_two_trainings_in_one_folder_are_refused(tmp_path):
+    with hold(tmp_path), pytest.raises(ConfigError, match="another training is running in it"):
+        run(Regression(), tmp_path, 3)
+    assert not (tmp_path / "checkpoints" / "last.ckpt").exists()
+    assert run(Regression(), tmp_path, 3).steps == 3  # free again
+    with hold(tmp_path), pytest.raises(ConfigError, match="another training is running in it"):
+        open_run_dir(tmp_path, TrainerConfig(3, 1, 1), resume=True)
+    assert not (tmp_path / "config.yaml").exists()
+
+
+def test_a_killed_training_leaves_its_folder_free(tmp_path):
+    script = "import sys, time\nfrom pathlib import Path\nfrom tts_stack.run_lock import hold\n"
+    script += "with hold(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)\n"
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "held\n"
+    with pytest.raises(ConfigError, match="another training"), hold(tmp_path):
+        pass
+    process.kill()
+    process.wait()
+    with hold(tmp_path):
+        pass
+
+
+def test_a_step_is_skipped_for_its_loss_too_and_then_changes_nothing():
+    task = Regression()
+    before = task.model.weight.detach().clone()
+    loss = task.model.weight.sum() + math.nan  # its gradient is finite
+    norm = update(task.fabric, loss, task.model, task.optimizer, 1.0)
+    assert math.isnan(norm)
+    assert torch.equal(task.model.weight, before)
+
+
+def test_a_training_without_one_finite_validation_says_so(tmp_path):
+    task = Regression()
+    task.validate = lambda: {"loss": math.nan}
+    with pytest.raises(TTSStackError, match="no validation gave a finite loss"):
+        run(task, tmp_path, 3)
+
+
+def test_resuming_what_is_not_there_says_so(tmp_path, caplog):
+    run(Regression(), tmp_path, 3, resume=True)
+    assert f"nothing to resume in {tmp_path}" in caplog.text
+
+
+def test_nothing_is_shown_of_a_model_that_says_nan(tmp_path):
+    shown = []
+    task = Regression()
+    losses = iter([2.0, math.nan, 1.0])
+    task.validate = lambda: {"loss": next(losses)}
+    config = TrainerConfig(2, 1, 1, device="cpu")
+    train(
+        task, tmp_path, config, resume=False, fingerprint="f", title="t",
+        on_validation=lambda step, media: shown.append(step),
+    )  # fmt: skip
+    assert shown == [0, 2]

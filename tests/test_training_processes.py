@@ -106,6 +106,7 @@ def test_only_the_main_process_writes(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {
         "checkpoints",
         "metrics.jsonl",
+        "run.lock",
         "system.json",
         "tensorboard",
     }

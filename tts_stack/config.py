@@ -56,6 +56,7 @@ def load_config(schema: type[SchemaT], name: str, overrides: Sequence[str] = ())
     try:
         with initialize_config_dir(str(config_dir()), version_base=None):
             groups = _groups_of(name)
+            _refuse_values_for_groups(overrides, groups, schema)
             composed = compose(name, [_force_add(override, groups) for override in overrides])
         merged = OmegaConf.merge(OmegaConf.structured(schema), composed)
         missing = sorted(OmegaConf.missing_keys(merged))
@@ -71,6 +72,18 @@ def _groups_of(name: str) -> set[str]:
     path = config_dir() / f"{name}.yaml"
     defaults = OmegaConf.select(OmegaConf.load(path), "defaults", default=[])
     return {str(group) for entry in defaults if isinstance(entry, DictConfig) for group in entry}
+
+
+def _refuse_values_for_groups(overrides: Sequence[str], chosen: set[str], schema: type) -> None:
+    """`loss.text_weight=0.5` is meant for a setting inside; OmegaConf would not say which."""
+    keys = _all_keys(OmegaConf.structured(schema))
+    for override in overrides:
+        key, _, value = override.lstrip("+").partition("=")
+        inside = [name for name in keys if name.startswith(f"{key}.")]
+        if inside and key not in chosen and value != "null" and not value.startswith("{"):
+            raise ConfigError(
+                f"{key} is a group of settings, not a value; give one of them: {inside[0]}={value}"
+            )
 
 
 def _force_add(override: str, groups: set[str]) -> str:

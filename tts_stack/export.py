@@ -8,6 +8,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from stage1_llm.merge import require_fresh_merge
 from tts_stack.contract import CONTRACT_FILE, VoiceContract, file_sha256, llm_sha256
 from tts_stack.errors import CheckpointError
 from tts_stack.runtime import versions, write_text
@@ -30,9 +31,10 @@ def export_voice(run: Path, out_dir: Path, *, name: str, phase: str | None = Non
         The written voice, verified.
 
     Raises:
-        CheckpointError: the run lacks a stage, its vocoder was trained on another LLM, or
-            `out_dir` holds something that is not a voice.
+        CheckpointError: the run lacks a stage, its LLM is older than its adapter, its vocoder was
+            trained on another LLM, or `out_dir` holds something that is not a voice.
     """
+    require_fresh_merge(run / "llm")
     contract = VoiceContract.load(_require_file(run / "llm" / "model" / CONTRACT_FILE, "train-llm"))
     vocoder = _find_vocoder(run, phase)
     _check_trained_on(vocoder, contract)

@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 
 from tts_stack.errors import ConfigError
 from tts_stack.processes import is_main_process
+from tts_stack.run_lock import refuse_if_held
 from tts_stack.settings import CONFIG_FILE, require_same_settings
 
 _RECORDED_PACKAGES = ("tts-stack", "torch", "torchaudio", "transformers", "vocos", "lightning")
@@ -66,7 +67,8 @@ def open_run_dir(path: Path, config: object, *, resume: bool, unused: Collection
 
     Raises:
         ConfigError: the folder already holds a run and `resume` is False, or that run had other
-            settings (the message shows which), or the folder cannot be written.
+            settings (the message shows which), or another training is running in it, or it cannot
+            be written.
     """
     has_run = (path / "checkpoints" / "last.ckpt").exists()
     if has_run and not resume:
@@ -78,6 +80,7 @@ def open_run_dir(path: Path, config: object, *, resume: bool, unused: Collection
         require_same_settings(path, config, unused=unused)
     if not is_main_process():
         return path
+    refuse_if_held(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
         write_text(path / CONFIG_FILE, OmegaConf.to_yaml(OmegaConf.structured(config)))

@@ -8,6 +8,7 @@ import torch
 
 from stage1_llm.checkpoint import load_llm
 from stage1_llm.hidden_states import teacher_forced_states
+from stage1_llm.merge import require_fresh_merge
 from stage2_vocoder.states import STATES_FILE, StateIdentity, StateWriter, corpus_hash, read_info
 from stage2_vocoder.train import states_folder
 from tts_stack.contract import PromptSpec, VoiceContract
@@ -37,15 +38,13 @@ def ensure_states(
         SHA-256 of the LLM.
 
     Raises:
-        CheckpointError: the run holds no LLM, or it belongs to another codec than the corpus.
+        CheckpointError: the run holds no LLM or one older than its adapter, or it belongs to
+            another codec than the corpus.
         DataError: the corpus is missing, not tokenised, or holds no recordings.
     """
     folder = run / "llm" / "model"
+    require_fresh_merge(run / "llm")
     if not folder.is_dir():
-        if (run / "llm" / "adapter").is_dir():
-            raise CheckpointError(
-                f"{folder}: no LLM in this run, only an adapter; run tts-stack merge-lora {run}"
-            )
         raise CheckpointError(
             f"{folder}: no LLM in this run; run tts-stack train-llm corpus={corpus_path} run={run}"
         )

@@ -7,13 +7,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from stage1_llm.checkpoint import ADAPTER_FOLDER
 from stage1_llm.checks.adapter import NUM_STEPS, base_of, lora_of
 from stage1_llm.checks.report import Claim, Report, close
 from stage1_llm.checks.setup import Setup, disturb
 from stage1_llm.checks.training import make_task, take_steps
 from stage1_llm.collate import collate_prompts
 from stage1_llm.lora import save_adapter
-from stage1_llm.merge import ADAPTER_FOLDER, TOLERANCES, merge_adapter
+from stage1_llm.merge import TOLERANCES, merge_adapter
 from stage1_llm.model import no_progress_bars
 from tts_stack.contract import LLM_WEIGHTS_FILE
 from tts_stack.errors import CheckpointError

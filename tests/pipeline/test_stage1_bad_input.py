@@ -138,6 +138,31 @@ def test_a_corpus_of_another_codec_than_the_model(train, cli, corpus, tmp_path):
     assert_refused(result, "abababababab", "cdcdcdcdcdcd", "train the LLM on this corpus")
 
 
+def test_a_merged_model_that_is_older_than_its_adapter(train, cli, corpus, tmp_path):
+    base = write_tiny_base(tmp_path / "base")
+    run = tmp_path / "run"
+    assert train(f"llm={base}", LORA, "schedule.warmup_steps=0").code == 0
+    assert cli("merge-lora", run).code == 0
+    more = ("trainer.max_steps=4", "--resume")
+    assert train(f"llm={base}", LORA, "schedule.warmup_steps=0", *more).code == 0
+    vocoder = ("train-vocoder", f"corpus={corpus}", f"run={run}", "vocoder=tiny")
+    for command in (vocoder, ("export", run, tmp_path / "voice")):
+        assert_refused(cli(*command), "was trained on since", f"tts-stack merge-lora {run}")
+    assert not (run / "states").exists() and not (tmp_path / "voice").exists()
+    assert cli("merge-lora", run).code == 0
+    assert "was trained on since" not in cli("export", run, tmp_path / "voice").output
+
+
+@pytest.mark.parametrize("place", ["a file", "a folder that cannot be made"])
+def test_a_merge_that_cannot_be_written(train, cli, tmp_path, place):
+    base = write_tiny_base(tmp_path / "base")
+    assert train(f"llm={base}", LORA).code == 0
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
+    out = tmp_path / "file" if place == "a file" else tmp_path / "file" / "model"
+    assert_refused(cli("merge-lora", tmp_path / "run", "--out", out), str(out), "--out")
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "mine"
+
+
 def test_a_lora_run_that_was_not_merged_yet(train, cli, corpus, tmp_path):
     base = write_tiny_base(tmp_path / "base")
     assert train(f"llm={base}", LORA).code == 0

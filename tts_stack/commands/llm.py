@@ -85,7 +85,17 @@ def merge_lora(
 
     report = merge_adapter(run, base=base, out=out, dtype=dtype.value)
     console.print(f"{report.folder}: {report.describe()}", markup=False, soft_wrap=True)
-    next_step(f"tts-stack train-vocoder corpus=... run={run} --phase reconstruction")
+    if out is None and (run / "llm").is_dir():
+        corpus = _corpus_of(run)
+        next_step(f"tts-stack train-vocoder corpus={corpus} run={run} --phase reconstruction")
+
+
+def _corpus_of(run: Path) -> str:
+    """What stage 1 of a run was trained on; a placeholder where that is not known."""
+    from omegaconf import OmegaConf
+
+    path = run / "llm" / "config.yaml"
+    return str(OmegaConf.select(OmegaConf.load(path), "corpus")) if path.is_file() else "CORPUS"
 
 
 def _show(found: "Inspection") -> None:

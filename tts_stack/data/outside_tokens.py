@@ -6,7 +6,6 @@ it was.
 
 import dataclasses
 import hashlib
-import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ from tts_stack.errors import ConfigError, DataError
 from tts_stack.shards import Corpus, add_tokens, write_info
 from tts_stack.voice import CODEC_DIR
 
-logger = logging.getLogger(__name__)
 MAX_DIFFERENCE = 1  # tokens, of frames at the end that tokenizers round differently
 _SHOWN_IDS = 5
 
@@ -179,7 +177,7 @@ def _report(given: Tokens, tokens: Tokens, codec: CodecIdentity) -> TokenImport:
     used = np.zeros(codec.codebook_size, dtype=np.bool_)
     for codes in tokens.values():
         used[codes] = True
-    report = TokenImport(
+    return TokenImport(
         codec=codec,
         num_utterances=len(tokens),
         num_tokens=sum(map(len, tokens.values())),
@@ -188,9 +186,6 @@ def _report(given: Tokens, tokens: Tokens, codec: CodecIdentity) -> TokenImport:
         num_shortened=int((differences > 0).sum()),
         unknown_ids=tuple(id for id in given if id not in tokens),
     )
-    for line in report.lines():
-        logger.info("%s", line)
-    return report
 
 
 def _show(ids: list[str] | tuple[str, ...]) -> str:

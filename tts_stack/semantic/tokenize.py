@@ -1,7 +1,6 @@
 """`tts-stack tokenize`: semantic tokens into every shard of a prepared corpus."""
 
 import dataclasses
-import logging
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +23,6 @@ from tts_stack.semantic.tokenizer import SpeechTokenizer
 from tts_stack.shards import Corpus, add_tokens, read_utterances, shard_codec, write_info
 from tts_stack.voice import CODEC_DIR, default_voice_dir
 
-logger = logging.getLogger(__name__)
 _WINDOW_CLIPS = 128  # clips in memory at once; they are sorted by length before batching
 _BATCH_SECONDS = 45.0  # of speech, padding included
 
@@ -140,9 +138,7 @@ def tokenize(
     )
     _keep_codec(codec_path, corpus_path / CODEC_DIR)
     write_info(corpus_path, info)
-    report = _report(tokenizer, tally, time.monotonic() - started)
-    logger.info("%s: %s", corpus_path, report.describe())
-    return report
+    return _report(tokenizer, tally, time.monotonic() - started)
 
 
 def _keep_codec(codec_path: Path, kept: Path) -> None:

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from omegaconf import MISSING
 
 from tts_stack.errors import ConfigError
+from tts_stack.ranges import check_choice, check_number
 
 PRECISIONS = ("32-true", "bf16-mixed")
 STRATEGIES = ("auto", "ddp", "fsdp")
+MAX_SEED = 2**32  # what every library takes
 
 
 @dataclass
@@ -33,12 +35,12 @@ class TrainerConfig:
 
     def __post_init__(self) -> None:
         counts = ("max_steps", "validate_every", "checkpoint_every", "log_every")
-        for name in (*counts, "devices", "num_nodes", "accumulate"):
-            value = getattr(self, name)
-            if value != MISSING and value < 1:
-                raise ConfigError(f"trainer.{name} is {value}, expected at least 1")
-        _one_of("precision", self.precision, PRECISIONS)
-        _one_of("strategy", self.strategy, STRATEGIES)
+        for name in (*counts, "devices", "num_nodes", "accumulate", "max_nonfinite_steps"):
+            check_number(f"trainer.{name}", getattr(self, name), at_least=1)
+        check_number("trainer.num_threads", self.num_threads, at_least=0)
+        check_number("trainer.seed", self.seed, at_least=0, below=MAX_SEED)
+        check_choice("trainer.precision", self.precision, PRECISIONS)
+        check_choice("trainer.strategy", self.strategy, STRATEGIES)
 
     @property
     def num_processes(self) -> int:
@@ -60,8 +62,3 @@ class TrainerConfig:
                 f"trainer.devices x num_nodes x accumulate is {self.num_micro_batches}, "
                 f"{command} takes 1; set all three to 1"
             )
-
-
-def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ConfigError(f"trainer.{name} is {value!r}, expected {' or '.join(choices)}")

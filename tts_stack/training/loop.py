@@ -8,11 +8,17 @@ the position in the data (LightningModule, `global_step`).
 """
 
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tts_stack.errors import ConfigError
+from tts_stack.processes import is_main_process
+from tts_stack.run_lock import hold
 from tts_stack.training.config import TrainerConfig
 from tts_stack.training.interrupts import StopRequest
+from tts_stack.training.parallel import end_together, from_main
 from tts_stack.training.progress import progress_bar
 from tts_stack.training.run import OnValidation, Run
 from tts_stack.training.system import write_system
@@ -66,6 +72,7 @@ def train(
         Step count, first and last validation figures, best value.
 
     Raises:
+        ConfigError: another training is running in the folder.
         CheckpointError: the checkpoint is damaged or belongs to something else.
         TTSStackError: too many non-finite steps in a row, or interrupted.
     """
@@ -78,7 +85,7 @@ def train(
         on_validation=on_validation,
         warn_when_rising=warn_when_rising,
     )
-    with StopRequest() as stop:
+    with StopRequest() as stop, _alone_in(out_dir):
         run.begin(resume=resume, title=title)
         with progress_bar(title, run.step, config.max_steps) as show:
             for batch in task.batches(run.step, config.max_steps):
@@ -97,3 +104,20 @@ def train(
         seconds,
         run.empty_batches,
     )
+
+
+@contextmanager
+def _alone_in(out_dir: Path) -> Iterator[None]:
+    """The main process holds the folder; all leave together when another training has it."""
+    with ExitStack() as stack:
+        refused = None
+        if is_main_process():
+            out_dir.mkdir(parents=True, exist_ok=True)
+            try:
+                stack.enter_context(hold(out_dir))
+            except ConfigError as error:
+                refused = error
+        refused = from_main(refused)
+        if refused is not None:
+            end_together(refused)
+        yield

@@ -4,11 +4,14 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
+import torch
 from lightning.fabric import Fabric
 from lightning.fabric.wrappers import is_wrapped
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+
+from tts_stack.training.parallel import sum_over_processes
 
 MicroLoss = Callable[[], Tensor]  # runs one micro-batch
 
@@ -20,7 +23,7 @@ def update(
     optimizer: Optimizer | Sequence[Optimizer],
     max_grad_norm: float,
 ) -> float:
-    """Backward, clip, step; a non-finite gradient changes nothing.
+    """Backward, clip, step; a loss or gradient that is not finite changes nothing.
 
     Args:
         fabric: of the processes.
@@ -32,19 +35,24 @@ def update(
         max_grad_norm: longer gradients are shortened to it.
 
     Returns:
-        The gradient norm before clipping.
+        The gradient norm before clipping; NaN when the loss is not finite.
     """
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     for one in optimizers:
         one.zero_grad(set_to_none=True)
-    backward(fabric, loss, module)
+    (total,) = sum_over_processes([float(backward(fabric, loss, module))])
+    if not math.isfinite(total):
+        return math.nan
     return clip_and_step(optimizers, max_grad_norm)
 
 
-def backward(fabric: Fabric, loss: Tensor | Sequence[MicroLoss], module: nn.Module) -> None:
+def backward(fabric: Fabric, loss: Tensor | Sequence[MicroLoss], module: nn.Module) -> Tensor:
     """Add up the gradients of a step over micro-batches and processes; arguments as of `update`.
 
     The processes talk once, after the last micro-batch.
+
+    Returns:
+        This process's part of the loss.
 
     Raises:
         TypeError: several processes, but the module was not set up by `fabric`.
@@ -54,12 +62,16 @@ def backward(fabric: Fabric, loss: Tensor | Sequence[MicroLoss], module: nn.Modu
         raise TypeError(f"{type(module).__name__} must come from fabric.setup in {size} processes")
     if isinstance(loss, Tensor):
         fabric.backward(_scaled(loss, size))
-        return
+        return loss.detach()
+    total = torch.zeros((), device=fabric.device)
     for index, compute in enumerate(loss):
         is_last = index == len(loss) - 1
         is_quiet = size > 1 and not is_last
         with fabric.no_backward_sync(module) if is_quiet else nullcontext():  # type: ignore[arg-type]
-            fabric.backward(_scaled(compute(), size))
+            part = compute()
+            fabric.backward(_scaled(part, size))
+        total = total + part.detach()
+    return total
 
 
 def clip_and_step(optimizers: Sequence[Optimizer], max_grad_norm: float) -> float:

@@ -10,6 +10,7 @@ from tts_stack.processes import is_main_process
 from tts_stack.training.log import format_figures
 from tts_stack.training.parallel import sum_over_processes
 
+NUM_SHOWN = 1  # figures beside the bar, the first ones; the log has all
 Show = Callable[[int, Mapping[str, float]], None]  # (step, figures)
 
 
@@ -21,13 +22,14 @@ def progress_bar(title: str, step: int, max_steps: int) -> Iterator[Show]:
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[figures]}"),
+        TextColumn("{task.fields[figures]}"),  # few of them, or they push the bar off the line
     )
     with Progress(*columns, disable=not is_main_process()) as progress:
         bar = progress.add_task(title, total=max_steps, completed=step, figures="")
 
         def show(step: int, figures: Mapping[str, float]) -> None:
-            progress.update(bar, completed=step, figures=format_figures(figures))
+            shown = dict(list(figures.items())[:NUM_SHOWN])
+            progress.update(bar, completed=step, figures=format_figures(shown))
 
         yield show
 

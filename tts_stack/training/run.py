@@ -65,7 +65,15 @@ class Run:
         if is_main_process():
             self.checkpoints.mkdir(parents=True, exist_ok=True)
         is_validated = False
-        if from_main(resume and self.last_path.exists()):
+        has_checkpoint = from_main(self.last_path.exists())
+        if resume and not has_checkpoint:
+            self._say(
+                logging.WARNING,
+                "%s: nothing to resume in %s, starting from the beginning",
+                title,
+                self.out_dir,
+            )
+        if resume and has_checkpoint:
             is_validated = self._load()
             self._say(
                 logging.INFO,
@@ -112,7 +120,8 @@ class Run:
             self.best, self.best_step = figures[self.task.monitor], self.step
             self._save_weights(BEST_WEIGHTS)
         self._warn_when_rising()
-        if self.on_validation is not None:
+        # A model that says NaN has nothing to show.
+        if self.on_validation is not None and math.isfinite(figures[self.task.monitor]):
             self.on_validation(self.step, self.log.media(self.step))
 
     def save(self, *, is_validated: bool = True) -> None:
@@ -132,12 +141,23 @@ class Run:
             save_checkpoint(state, self.last_path)
 
     def finish(self) -> None:
-        """Save what is not saved yet; nobody goes on before it is there to be read."""
+        """Save what is not saved yet; nobody goes on before it is there to be read.
+
+        Raises:
+            TTSStackError: no validation gave a finite figure, so that there are no best weights.
+        """
         is_saved = self.step % self.config.checkpoint_every == 0 and self.last_path.exists()
         if not from_main(is_saved):
             self.save()
         self._save_weights(FINAL_WEIGHTS)
         self.log.close()
+        if not math.isfinite(self.best):
+            end_together(
+                TTSStackError(
+                    f"{self.out_dir}: no validation gave a finite {self.task.monitor}, so there "
+                    "are no best weights; begin again with a lower learning rate and another run=…"
+                )
+            )
         wait_for_all()
 
     def _load(self) -> bool:
@@ -189,10 +209,14 @@ class Run:
             end_together(
                 TTSStackError(
                     f"{self._nonfinite_in_a_row} steps in a row without a finite loss, last at "
-                    f"step {self.step}; the last good checkpoint is {self.last_path}: lower the "
-                    "learning rate and add --resume"
+                    f"step {self.step}; {self._what_is_kept()}begin again with a lower learning "
+                    "rate and another run=…"
                 )
             )
+
+    def _what_is_kept(self) -> str:
+        path = self.checkpoints / BEST_WEIGHTS
+        return f"the best weights so far are in {path}: " if path.exists() else ""
 
     def _warn_when_rising(self) -> None:
         values = [figures[self.task.monitor] for figures in self.validations]

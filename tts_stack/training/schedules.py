@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from omegaconf import MISSING
 from torch.optim import Optimizer
 
-from tts_stack.errors import ConfigError
+from tts_stack.ranges import check_choice, check_number
 
 SCHEDULES = ("cosine", "wsd", "constant")
 
@@ -21,8 +21,10 @@ class ScheduleConfig:
     decay_fraction: float = 0.2  # share of the steps in which wsd falls
 
     def __post_init__(self) -> None:
-        if self.kind not in (*SCHEDULES, MISSING):
-            raise ConfigError(f"schedule.kind is {self.kind!r}, expected {', '.join(SCHEDULES)}")
+        check_choice("schedule.kind", self.kind, SCHEDULES)
+        check_number("schedule.warmup_steps", self.warmup_steps, at_least=0)
+        check_number("schedule.min_factor", self.min_factor, at_least=0, at_most=1)
+        check_number("schedule.decay_fraction", self.decay_fraction, above=0, at_most=1)
 
     def factor(self, step: int, max_steps: int) -> float:
         """Factor for step 0 .. max_steps - 1; the warm-up's first step is not zero."""
