@@ -8,9 +8,16 @@ from dataclasses import dataclass
 
 from tts_stack.contract import MIN_RUN, TokenMap
 from tts_stack.errors import DataError
+from tts_stack.token_names import (
+    SOUND_END,
+    SOUND_MASK,
+    SOUND_START,
+    TASK_TOKEN,
+    duration_name,
+    sound_names,
+)
 
 VOCAB_MULTIPLE = 128  # rows of the embedding, for the matrix kernels
-MIN_DIGITS = 4  # of a semantic token's number: <|sound_0209|>
 
 
 @dataclass(frozen=True)
@@ -75,24 +82,20 @@ def token_names(tokens: TokenMap, prompt_format: str) -> dict[int, str]:
     """Name of every id that is not text, as the tokenizer and `inspect` show it."""
     chat = prompt_format == "chat"
     names = {
-        tokens.text_start: "<|text_to_semantic|>" if chat else "[TEXT]",
-        tokens.audio_start: "<|sound_start|>" if chat else "[START]",
-        tokens.audio_end: "<|sound_end|>" if chat else "[STOP]",
+        tokens.text_start: TASK_TOKEN if chat else "[TEXT]",
+        tokens.audio_start: SOUND_START if chat else "[START]",
+        tokens.audio_end: SOUND_END if chat else "[STOP]",
     }
     if tokens.mask >= 0:
-        names[tokens.mask] = "<|sound_mask|>"
+        names[tokens.mask] = SOUND_MASK
     tags = [f"<|speaker:{name}|>" for name in tokens.speakers]
     tags += [f"<|language:{name}|>" for name in tokens.languages]
     names |= {tokens.tag_offset + i: name for i, name in enumerate(tags)}
     names |= {
-        tokens.duration_offset + i: f"<|duration_{i + MIN_RUN:02d}|>"
-        for i in range(tokens.num_durations)
+        tokens.duration_offset + i: duration_name(i + MIN_RUN) for i in range(tokens.num_durations)
     }
-    digits = max(MIN_DIGITS, len(str(tokens.codebook_size - 1)))
-    names |= {
-        tokens.semantic_offset + i: f"<|sound_{i:0{digits}d}|>" for i in range(tokens.codebook_size)
-    }
-    return names
+    sounds = sound_names(tokens.codebook_size)
+    return names | {tokens.semantic_offset + i: name for i, name in enumerate(sounds)}
 
 
 def _lay_out(

@@ -13,7 +13,7 @@ from tts_stack.contract import AudioSpec
 from tts_stack.data.instruction_export import export_instructions
 from tts_stack.data.instructions import ImportSettings, import_instructions
 from tts_stack.data.outside_tokens import outside_codec
-from tts_stack.data.sound_tokens import parse_sound, render_sound, sound_token
+from tts_stack.data.sound_tokens import parse_sound, render_sound
 from tts_stack.errors import ConfigError, DataError, MissingDependencyError
 from tts_stack.shards import SPLITS, Corpus, add_tokens, read_utterances, write_info
 
@@ -571,7 +571,7 @@ def test_several_codebooks_have_no_chat_form(tmp_path):
     ],
 )
 def test_the_number_of_a_sound_token_has_four_digits_or_more(code, size, name):
-    assert sound_token(code, size) == name
+    assert render_sound(np.array([code]), size) == START + name + END
     assert_array_equal(parse_sound(START + name + END, size), [code])
 
 
@@ -580,8 +580,9 @@ def test_names_are_those_of_the_vocabulary():
 
     tokens = build_token_map(("a",), 10001, Extras(has_mask=True, max_run=99))
     names = token_names(tokens, "chat")
-    assert names[tokens.semantic_offset + 12] == sound_token(12, 10001)
-    assert names[tokens.mask] == sound_token(10001, 10001)
+    rendered = render_sound(np.array([12, 10001]), 10001)
+    expected = [tokens.audio_start, tokens.semantic_offset + 12, tokens.mask, tokens.audio_end]
+    assert rendered == "".join(names[token_id] for token_id in expected)
     stretched = render_sound(np.full(99, 5), 10001, durations=True)
     assert names[tokens.duration_offset + 97] in stretched
 

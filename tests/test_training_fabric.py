@@ -38,6 +38,12 @@ def test_srun_with_another_number_of_processes_is_refused(monkeypatch):
         make_fabric(toy_config())
 
 
+def test_several_machines_need_something_that_tells_them_apart(monkeypatch):
+    monkeypatch.delenv("NODE_RANK", raising=False)
+    with pytest.raises(ConfigError, match=r"num_nodes is 2, but nothing says which machine"):
+        make_fabric(toy_config(num_nodes=2))
+
+
 def test_one_gpu_by_number_is_not_enough_for_two_processes(monkeypatch):
     monkeypatch.setattr("tts_stack.training.fabric.choose_device", lambda name: _cuda(1))
     with pytest.raises(ConfigError, match=r"device is 'cuda:1', expected cuda or cpu for 2 proc"):

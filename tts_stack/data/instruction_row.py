@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from tts_stack.data.corpora.source import why_unsafe
 from tts_stack.data.malformed import MalformedError
-from tts_stack.data.sound_tokens import TASK_TOKEN, parse_sound, render_sound
+from tts_stack.data.sound_tokens import parse_sound, render_sound
 from tts_stack.errors import DataError
 from tts_stack.shards import TokenRow
+from tts_stack.token_names import TASK_TOKEN
 
 JsonObject = dict[str, Any]
 _TURN_KEYS = ("messages", "conversations")

@@ -21,6 +21,7 @@ from tts_stack.data.malformed import (
     write_malformed,
 )
 from tts_stack.data.part import shard_name
+from tts_stack.data.plan import draw
 from tts_stack.errors import ConfigError, DataError
 from tts_stack.shards import SPLITS, CorpusInfo, TokenRow, write_info, write_token_shard
 from tts_stack.text.frontend import build_frontend
@@ -120,7 +121,12 @@ def import_instructions(
     opened = open_source(source, split)
     partial = corpus.with_name(corpus.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    try:
+        partial.mkdir(parents=True)
+    except OSError as error:
+        raise DataError(
+            f"{corpus}: cannot be written ({error.strerror}); choose another folder"
+        ) from error
     writer = _CorpusWriter(partial, settings, _config_hash(opened, settings))
     malformed: list[MalformedRow] = []
     for entry in _parse_rows(opened, settings, on_progress):
@@ -192,7 +198,7 @@ class _CorpusWriter:
     def _choose_split(self, id: str) -> str:
         settings = self._settings
         num_validation = self._num_rows["validation"] + len(self._waiting["validation"])
-        is_validation = _draw(settings.seed, id) < settings.validation_fraction
+        is_validation = draw(settings.seed, id) < settings.validation_fraction
         return (
             "validation" if is_validation and num_validation < settings.max_validation else "train"
         )
@@ -202,7 +208,7 @@ class _CorpusWriter:
         for empty, other, nearest in (("validation", "train", min), ("train", "validation", max)):
             rows = self._waiting[other]
             if not self._waiting[empty] and len(rows) > 1:
-                draws = [_draw(self._settings.seed, row.id) for row in rows]
+                draws = [draw(self._settings.seed, row.id) for row in rows]
                 self._waiting[empty].append(rows.pop(draws.index(nearest(draws))))
 
     def _flush(self, split: str) -> None:
@@ -262,12 +268,6 @@ def _parse_row(
 def _config_hash(source: InstructionSource, settings: ImportSettings) -> str:
     facts = json.dumps([source.sha256, asdict(settings)], sort_keys=True)
     return hashlib.sha256(facts.encode()).hexdigest()[:_HASH_LENGTH]
-
-
-def _draw(seed: int, id: str) -> float:
-    """A number in 0..1 that depends on (seed, id) alone, as in preparation."""
-    digest = hashlib.blake2b(f"{seed}:{id}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") / 2**64
 
 
 def _all_malformed(source: InstructionSource, rows: Sequence[MalformedRow]) -> DataError:

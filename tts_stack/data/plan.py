@@ -17,6 +17,7 @@ from tts_stack.data.config import PrepareConfig
 from tts_stack.errors import DataError
 from tts_stack.records import SourceItem
 from tts_stack.runtime import open_run_dir, write_text
+from tts_stack.settings import flatten
 
 PLAN_FILE = "plan.json"
 PARTS_FOLDER = "parts"
@@ -73,7 +74,7 @@ def choose_validation(
     Each id draws a number from a hash of (seed, id), so adding recordings never moves old ones
     between the splits, up to `max_count`. Of two ids or more, each split gets one at least.
     """
-    draws = sorted((_draw(seed, id), id) for id in ids)
+    draws = sorted((draw(seed, id), id) for id in ids)
     chosen = [id for draw, id in draws if draw < fraction][:max_count]
     if not chosen:
         chosen = [id for _, id in draws[:1]]
@@ -119,7 +120,7 @@ def _check_same_plan(folder: Path, plan: Plan) -> None:
 
 
 def _difference(old: dict[str, Any], plan: Plan) -> str:
-    before, now = _flatten(old["settings"]), _flatten(plan.settings)
+    before, now = flatten(old["settings"]), flatten(plan.settings)
     changed = [
         f"{key}={before.get(key)} there, {now.get(key)} here"
         for key in sorted(before.keys() | now.keys())
@@ -134,17 +135,7 @@ def _difference(old: dict[str, Any], plan: Plan) -> str:
     return "other recordings (their sizes or times have changed)"
 
 
-def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            found |= _flatten(value, f"{prefix}{key}.")
-        else:
-            found[prefix + key] = value
-    return found
-
-
-def _draw(seed: int, id: str) -> float:
+def draw(seed: int, id: str) -> float:
     """A number in 0..1 that depends on (seed, id) alone."""
     digest = hashlib.blake2b(f"{seed}:{id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64

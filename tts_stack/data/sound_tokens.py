@@ -5,7 +5,6 @@ The chat form of Ichigo, and Speechless's durations: one stretches the sound tok
 
 import re
 from collections.abc import Iterator
-from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
 
@@ -14,11 +13,15 @@ from numpy.typing import NDArray
 
 from tts_stack.contract import MIN_RUN
 from tts_stack.data.malformed import MalformedError
+from tts_stack.token_names import (
+    SOUND_END,
+    SOUND_MASK,
+    SOUND_START,
+    duration_name,
+    sound_names,
+)
 
-TASK_TOKEN = "<|text_to_semantic|>"
-SOUND_START, SOUND_END, SOUND_MASK = "<|sound_start|>", "<|sound_end|>", "<|sound_mask|>"
 MAX_DURATION = 99  # two digits
-_MIN_DIGITS = 4  # of a sound token's number
 _SHOWN_CHARACTERS = 24
 # One token and the white space behind it.
 _TOKEN = re.compile(r"<\|(?:(sound|duration)_([0-9]{1,9})|sound_mask)\|>\s*")
@@ -29,22 +32,10 @@ class _Token(NamedTuple):
     value: int
 
 
-def sound_token(code: int, codebook_size: int) -> str:
-    """Name of a semantic token; the code `codebook_size` is the mask."""
-    return _names(codebook_size)[code]
-
-
-@lru_cache(maxsize=4)
-def _names(codebook_size: int) -> tuple[str, ...]:
-    """Names of all codes and, last, of the mask."""
-    digits = max(_MIN_DIGITS, len(str(codebook_size - 1)))
-    return (*(f"<|sound_{code:0{digits}d}|>" for code in range(codebook_size)), SOUND_MASK)
-
-
 def render_sound(codes: NDArray[np.int64], codebook_size: int, *, durations: bool = False) -> str:
-    """The assistant turn of codes [S]; with `durations`, runs are collapsed."""
-    known = _names(codebook_size)
-    names = [known[code] for code in codes.tolist()]
+    """The assistant turn of codes [S], a mask being `codebook_size`; `durations` collapses runs."""
+    known = sound_names(codebook_size)
+    names = [known[code] if code < codebook_size else SOUND_MASK for code in codes.tolist()]
     if durations:
         runs = ((name, len(list(run))) for name, run in groupby(names))
         names = [part for name, length in runs for part in _stretched(name, length)]
@@ -82,7 +73,7 @@ def parse_sound(content: str, codebook_size: int) -> NDArray[np.int64]:
     if length:
         raise MalformedError(
             "bad_duration",
-            f"<|duration_{length:02d}|> stands before {SOUND_END}, expected a sound token",
+            f"{duration_name(length)} stands before {SOUND_END}, expected a sound token",
         )
     if not codes:
         raise MalformedError(
@@ -95,7 +86,7 @@ def _stretched(name: str, length: int) -> Iterator[str]:
     """A run as tokens: a duration before each part of MIN_RUN or more."""
     for done in range(0, length, MAX_DURATION):
         part = min(length - done, MAX_DURATION)
-        yield f"<|duration_{part:02d}|>{name}" if part >= MIN_RUN else name
+        yield f"{duration_name(part)}{name}" if part >= MIN_RUN else name
 
 
 def _scan(inner: str) -> Iterator[_Token]:

@@ -1,16 +1,16 @@
-"""`make_fabric`: the device, the precision and the processes of a training."""
+"""`make_fabric`: the device, the precision and the processes of a training.
+
+Lightning is imported when a training starts: a command that only speaks does without that second.
+"""
+
+from __future__ import annotations
 
 import os
 import threading
 import time
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from lightning.fabric import Fabric
-from lightning.fabric.plugins.environments.lightning import LightningEnvironment
-from lightning.fabric.strategies.model_parallel import ModelParallelStrategy
-from lightning.fabric.strategies.parallel import ParallelStrategy
-from lightning.fabric.strategies.strategy import Strategy
 
 from tts_stack.errors import ConfigError
 from tts_stack.processes import num_started_processes
@@ -18,6 +18,10 @@ from tts_stack.runtime import choose_device
 from tts_stack.training.config import TrainerConfig
 from tts_stack.training.sharding import shard_module
 from tts_stack.training.writers import require_writers
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+    from lightning.fabric.strategies.strategy import Strategy
 
 _WATCH_EVERY_S = 1.0
 
@@ -32,6 +36,8 @@ def make_fabric(config: TrainerConfig) -> Fabric:
         ConfigError: the devices cannot be used, or a launcher started another number of processes.
         MissingDependencyError: a logger is configured whose package is missing.
     """
+    from lightning.fabric import Fabric
+
     require_writers(config)
     device = choose_device(config.device)
     _check_processes(config, device)
@@ -55,6 +61,8 @@ def make_fabric(config: TrainerConfig) -> Fabric:
 
 
 def _strategy(config: TrainerConfig) -> str | Strategy:
+    from lightning.fabric.strategies.model_parallel import ModelParallelStrategy
+
     if config.num_processes == 1:
         return "auto"
     if config.strategy == "fsdp":
@@ -74,6 +82,11 @@ def _check_processes(config: TrainerConfig, device: torch.device) -> None:
         )
     if config.num_processes == 1:
         return
+    if config.num_nodes > 1 and started is None and "NODE_RANK" not in os.environ:
+        raise ConfigError(
+            f"trainer.num_nodes is {config.num_nodes}, but nothing says which machine this is; "
+            "start the command with torchrun or srun on each, or set NODE_RANK and MASTER_ADDR"
+        )
     if device.type == "mps" or device.index is not None:
         raise ConfigError(
             f"trainer.device is {config.device!r}, expected cuda or cpu for "
@@ -102,6 +115,9 @@ def end_with_parent() -> None:
 
 
 def _is_started_by_lightning(fabric: Fabric) -> bool:
+    from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+    from lightning.fabric.strategies.parallel import ParallelStrategy
+
     strategy = fabric.strategy
     return (
         isinstance(strategy, ParallelStrategy)

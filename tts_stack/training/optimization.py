@@ -1,17 +1,21 @@
 """One update of the weights from the losses of a step's micro-batches."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 import torch
-from lightning.fabric import Fabric
-from lightning.fabric.wrappers import is_wrapped
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from tts_stack.training.parallel import sum_over_processes
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
 
 MicroLoss = Callable[[], Tensor]  # runs one micro-batch
 
@@ -57,6 +61,8 @@ def backward(fabric: Fabric, loss: Tensor | Sequence[MicroLoss], module: nn.Modu
     Raises:
         TypeError: several processes, but the module was not set up by `fabric`.
     """
+    from lightning.fabric.wrappers import is_wrapped
+
     size = fabric.world_size
     if size > 1 and not is_wrapped(module):
         raise TypeError(f"{type(module).__name__} must come from fabric.setup in {size} processes")

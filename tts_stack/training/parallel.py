@@ -3,17 +3,21 @@
 Everything here works, and costs nothing, in a process alone.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
 import torch
-from lightning.fabric import Fabric
 from torch import distributed as dist
 
 from tts_stack.errors import TTSStackError
 from tts_stack.processes import is_main_process
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
 
 ValueT = TypeVar("ValueT")
 _SMALLEST_WEIGHT = 1e-12
@@ -32,7 +36,7 @@ class Share:
     accumulate: int
 
     @classmethod
-    def of(cls, fabric: Fabric, accumulate: int) -> "Share":
+    def of(cls, fabric: Fabric, accumulate: int) -> Share:
         """This process's share."""
         return cls(fabric.global_rank, fabric.world_size, accumulate)
 

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.tensorboard import SummaryWriter
 
 from tts_stack.errors import MissingDependencyError
 from tts_stack.training.config import TrainerConfig
@@ -43,6 +42,8 @@ class TensorBoardWriter:
     """Events under `<run>/tensorboard`; those after `step` of an earlier run are hidden."""
 
     def __init__(self, out_dir: Path, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # slow to import
+
         purge = {"purge_step": step + 1} if step else {}
         self._writer = SummaryWriter(str(out_dir / "tensorboard"), **purge)
 
