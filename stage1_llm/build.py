@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from stage1_llm.base import Base, add_token_names, grow_model, load_base, num_text_ids, render_chat
 from stage1_llm.config import LLMTrainConfig
 from stage1_llm.lora import apply_lora
-from stage1_llm.model import build_llm, layer_index
+from stage1_llm.model import build_llm, mixed_layers
 from stage1_llm.network import TextToSemantic, build_network
 from stage1_llm.text import SymbolEncoder, TextEncoder, TokenizerEncoder
 from stage1_llm.vocab import Extras, build_token_map, grow_token_map
@@ -92,7 +92,8 @@ def build_trained_network(
         grow_model(llm, language.tokens, seed=seed)
         if config.lora is not None:
             llm = apply_lora(llm, config.lora, language.tokens, seed=seed)
-    layer_index(llm, config.prompt.hidden_layer)  # refuse a wrong one before training
+    # Refuse wrong ones before training.
+    mixed_layers(llm, config.prompt.hidden_layer, config.prompt.num_mixed_layers)
     _check_context(llm, config)
     return build_network(llm, codebook_sizes, dropout=config.llm.dropout, seed=seed)
 
@@ -108,6 +109,7 @@ def _spec(config: LLMTrainConfig, **template: Any) -> PromptSpec:
     return PromptSpec(
         position_scheme=prompt.position_scheme,
         hidden_layer=prompt.hidden_layer,
+        num_mixed_layers=prompt.num_mixed_layers,
         state_position=prompt.state_position,
         format=prompt.format,
         durations=prompt.durations,

@@ -84,6 +84,7 @@ class PromptConfig:
 
     position_scheme: str = MISSING  # plain or aligned
     hidden_layer: int = MISSING  # index into the model's hidden states, -1 after the final norm
+    num_mixed_layers: int = 1  # hidden_layer and those below it, which stage 2 learns to mix
     state_position: str = MISSING  # reads or predicts
     format: str = MISSING  # tagged, or chat: the base model's own chat template
     durations: str = MISSING  # none, tokens or codebook: collapse runs of one token, keep lengths
@@ -95,6 +96,7 @@ class PromptConfig:
         check_choice("prompt.format", self.format, PROMPT_FORMATS)
         check_choice("prompt.durations", self.durations, DURATIONS)
         check_number("prompt.max_run", self.max_run, at_least=MIN_RUN)
+        check_number("prompt.num_mixed_layers", self.num_mixed_layers, at_least=1)
         check_choice("prompt.position_scheme", self.position_scheme, POSITION_SCHEMES)
         check_choice("prompt.state_position", self.state_position, STATE_POSITIONS)
 

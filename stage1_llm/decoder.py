@@ -14,7 +14,7 @@ from torch.nn import functional
 from transformers import DynamicCache, PreTrainedModel
 
 from stage1_llm.codebooks import Codebooks
-from stage1_llm.model import head, layer_index, num_layers
+from stage1_llm.model import head, mixed_layers, num_layers
 from stage1_llm.network import TextToSemantic
 from stage1_llm.prompt import Prompt
 from stage1_llm.stream import IGNORE_INDEX
@@ -25,7 +25,7 @@ FAST_MODEL_TYPES = ("llama", "qwen3")
 class Decoded(NamedTuple):
     """What the model says at one position."""
 
-    state: Tensor  # [D] of the layer asked for
+    state: Tensor  # [D] of the layer asked for, or of several, lowest first: [num_mixed * D]
     logits: Tensor  # [V]
     last: Tensor  # [D] after the final norm: what the codebook heads read
 
@@ -40,18 +40,21 @@ class Decoder(Protocol):
         """Read one more token, with its codes of the other codebooks."""
 
 
-def make_decoder(network: TextToSemantic, *, layer: int, capacity: int) -> Decoder:
+def make_decoder(
+    network: TextToSemantic, *, layer: int, capacity: int, num_mixed: int = 1
+) -> Decoder:
     """The fastest decoder that fits the model.
 
     Args:
         network: in evaluation mode.
         layer: index into the model's hidden states, whose state is returned.
         capacity: tokens that will be read at most after the prefix.
+        num_mixed: layers whose states are returned, `layer` and those below it.
     """
     return (
-        LlamaDecoder(network, layer=layer, capacity=capacity)
+        LlamaDecoder(network, layer=layer, capacity=capacity, num_mixed=num_mixed)
         if is_fast_model(network.llm)
-        else GenericDecoder(network, layer=layer)
+        else GenericDecoder(network, layer=layer, num_mixed=num_mixed)
     )
 
 
@@ -71,12 +74,12 @@ def is_fast_model(model: PreTrainedModel) -> bool:
 class GenericDecoder:
     """Any causal LM, through its own forward."""
 
-    def __init__(self, network: TextToSemantic, *, layer: int) -> None:
+    def __init__(self, network: TextToSemantic, *, layer: int, num_mixed: int = 1) -> None:
         model = network.llm
         self._network = network
         self._decoder, self._head, self._device = model.get_decoder(), head(model), model.device
-        self._layer = layer_index(model, layer)
-        self._needs_all = self._layer != num_layers(model)
+        self._layers = mixed_layers(model, layer, num_mixed)
+        self._needs_all = self._layers != range(num_layers(model), num_layers(model) + 1)
         self.cache = DynamicCache(config=model.config)
         self._length = 0
 
@@ -109,16 +112,23 @@ class GenericDecoder:
             output_hidden_states=self._needs_all,
         )
         last = output.last_hidden_state[0, -1]  # [D]
-        state = output.hidden_states[self._layer][0, -1] if self._needs_all else last
+        state = last
+        if self._needs_all:
+            states = [output.hidden_states[layer][0, -1] for layer in self._layers]
+            state = torch.cat(states)
         return Decoded(cast(Tensor, state), self._head(last), last)
 
 
 class LlamaDecoder:
     """Llama or Qwen3: the prefix through its own forward, then steps of bare kernels."""
 
-    def __init__(self, network: TextToSemantic, *, layer: int, capacity: int) -> None:
+    def __init__(
+        self, network: TextToSemantic, *, layer: int, capacity: int, num_mixed: int = 1
+    ) -> None:
         model = network.llm
-        self._network, self._layer, self._capacity = network, layer_index(model, layer), capacity
+        self._network, self._capacity = network, capacity
+        self._layer, self._num_mixed = layer, num_mixed
+        self._layers = mixed_layers(model, layer, num_mixed)
         self._code_embeddings = _embeddings(network.codebooks)
         decoder = model.get_decoder()
         self._embedding = model.get_input_embeddings().weight
@@ -129,7 +139,7 @@ class LlamaDecoder:
 
     def prefill(self, prefix: Prompt) -> Decoded:
         """See Decoder."""
-        reader = GenericDecoder(self._network, layer=self._layer)
+        reader = GenericDecoder(self._network, layer=self._layer, num_mixed=self._num_mixed)
         decoded = reader.prefill(prefix)
         self._length = len(prefix)
         for block, layer in zip(self._blocks, reader.cache.layers, strict=True):
@@ -144,15 +154,14 @@ class LlamaDecoder:
         if codes:
             pairs = zip(self._code_embeddings, codes, strict=True)
             x = x + torch.stack([weight[code] for weight, code in pairs]).sum(0)
-        state = x
-        for index, block in enumerate(self._blocks, start=1):
+        states = [x]
+        for block in self._blocks:
             x = block(x, cos, sin, self._length)
-            if index == self._layer:
-                state = x
+            states.append(x)
         self._length += 1
-        last = _rms_norm(x, self._norm)
-        if self._layer == len(self._blocks):
-            state = last
+        last = states[-1] = _rms_norm(x, self._norm)
+        wanted = [states[layer] for layer in self._layers]
+        state = torch.cat(wanted) if len(wanted) > 1 else wanted[0]
         return Decoded(state, functional.linear(last, self._head), last)
 
 

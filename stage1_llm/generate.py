@@ -50,7 +50,7 @@ class Generation:
     """One utterance as the LLM spoke it, its runs expanded."""
 
     semantic_tokens: Tensor  # [S] or [S, K] int64
-    hidden_states: Tensor  # [S, D], layer and position as the contract says
+    hidden_states: Tensor  # [S, W], layers and position as the contract says
     finish_reason: str  # FINISHED, TOO_LONG or STUCK
 
 
@@ -58,7 +58,7 @@ class GeneratedToken(NamedTuple):
     """One step of generation."""
 
     semantic_token: int
-    hidden_state: Tensor  # [D]
+    hidden_state: Tensor  # [W]
     codes: tuple[int, ...] = ()  # of the other codebooks of the codec
     run_length: int = 1  # tokens it stands for
 
@@ -96,7 +96,12 @@ class TokenStream:
         self._bounds = token_bounds(len(text_ids), contract.length, settings)
         # Every token may have a duration token before it.
         capacity = self._bounds.high * (2 if contract.tokens.num_durations else 1)
-        self._decoder = make_decoder(network, layer=contract.prompt.hidden_layer, capacity=capacity)
+        self._decoder = make_decoder(
+            network,
+            layer=contract.prompt.hidden_layer,
+            capacity=capacity,
+            num_mixed=contract.prompt.num_mixed_layers,
+        )
         self._network, self._contract = network, contract
         self._settings, self._generator = settings, generator
 

@@ -39,8 +39,8 @@ def teacher_forced_states(
         dtype: of the result; float16 halves a cache on disk.
 
     Returns:
-        One [S, D] per utterance, in order, on the CPU. The state of a collapsed run stands for
-        each of its tokens.
+        One [S, W] per utterance, in order, on the CPU; W is D, or D of each mixed layer, lowest
+        first. The state of a collapsed run stands for each of its tokens.
 
     Raises:
         DataError: an utterance has no known symbol or no token, named by its id.
@@ -67,9 +67,12 @@ def _batch_states(
     network: TextToSemantic, contract: VoiceContract, prompts: Sequence[Prompt]
 ) -> list[Tensor]:
     batch = collate_prompts(prompts, pad_id=contract.tokens.pad).to(network.device)
-    states = network.hidden_states(batch, layer=contract.prompt.hidden_layer)  # [B, L, D]
+    spec = contract.prompt
+    states = network.hidden_states(  # [B, L, W]
+        batch, layer=spec.hidden_layer, num_mixed=spec.num_mixed_layers
+    )
     return [
-        states[row, torch.from_numpy(state_positions(prompt, contract.prompt.state_position))]
+        states[row, torch.from_numpy(state_positions(prompt, spec.state_position))]
         for row, prompt in enumerate(prompts)
     ]
 

@@ -69,10 +69,12 @@ class TextToSemantic(nn.Module):
         embeddings: Tensor = self.llm.get_input_embeddings()(input_ids)
         return embeddings if self.codebooks is None else embeddings + self.codebooks.embed(codes)
 
-    def hidden_states(self, batch: LMBatch, *, layer: int) -> Tensor:
-        """States [B, L, D] of one layer."""
+    def hidden_states(self, batch: LMBatch, *, layer: int, num_mixed: int = 1) -> Tensor:
+        """States [B, L, D] of one layer, or [B, L, num_mixed * D] of it and those below it."""
         embeddings = self.embed(batch.input_ids, batch.codes)
-        return embedded_states(self.llm, embeddings, batch.position_ids, layer=layer)
+        return embedded_states(
+            self.llm, embeddings, batch.position_ids, layer=layer, num_mixed=num_mixed
+        )
 
     @property
     def device(self) -> torch.device:

@@ -30,6 +30,7 @@ class VocoderIdentity:
     hidden_size: int  # D of the LLM
     llm_sha256: str  # of the LLM whose hidden states it reads
     phase: str  # the phase that ended with these weights
+    num_mixed_layers: int = 1  # of the LLM
     format_version: int = FORMAT_VERSION
 
 
@@ -78,7 +79,10 @@ def load_vocoder(folder: Path, device: torch.device | str = "cpu") -> Vocoder:
     identity = read_identity(folder)
     try:
         vocoder = build_vocoder(
-            identity.vocoder, hidden_size=identity.hidden_size, audio=identity.audio
+            identity.vocoder,
+            hidden_size=identity.hidden_size,
+            audio=identity.audio,
+            num_mixed_layers=identity.num_mixed_layers,
         )
         weights = load_weights(folder / WEIGHTS_FILE)
         vocoder.load_state_dict({name: tensor.float() for name, tensor in weights.items()})

@@ -11,6 +11,8 @@ from tts_stack.training import ScheduleConfig, TrainerConfig
 PHASES = ("reconstruction", "adversarial")
 ADVERSARIAL_KINDS = ("hinge", "least_squares")
 DECODE_MODES = ("crop", "full")
+STATES_KINDS = ("cached", "on_the_fly")
+SPECTROGRAM_KINDS = ("whole", "banded")
 
 
 @dataclass
@@ -43,8 +45,10 @@ class DiscriminatorConfig:
     scale_multiplier: float = MISSING  # 1.0 is HiFi-GAN's width
     spectrogram_sizes: list[int] = MISSING  # n_fft of each spectrogram discriminator
     spectrogram_channels: int = MISSING
+    spectrogram_kind: str = "whole"  # or "banded": Vocos' own, five bands with a stack each
 
     def __post_init__(self) -> None:
+        _one_of("discriminator.spectrogram_kind", self.spectrogram_kind, SPECTROGRAM_KINDS)
         if MISSING in (self.periods, self.num_scales, self.spectrogram_sizes):
             return
         if not (len(self.periods) + self.num_scales + len(self.spectrogram_sizes)):
@@ -80,11 +84,7 @@ class LossConfig:
     feature_weight: float = MISSING
 
     def __post_init__(self) -> None:
-        if self.adversarial_kind not in (*ADVERSARIAL_KINDS, MISSING):
-            raise ConfigError(
-                f"losses.adversarial_kind is {self.adversarial_kind!r}, expected one of "
-                f"{', '.join(ADVERSARIAL_KINDS)}"
-            )
+        _one_of("losses.adversarial_kind", self.adversarial_kind, ADVERSARIAL_KINDS)
         if MISSING in (self.stft_sizes, self.stft_hops, self.stft_windows):
             return
         if not len(self.stft_sizes) == len(self.stft_hops) == len(self.stft_windows):
@@ -106,11 +106,25 @@ class OptimizerConfig:
 
 @dataclass
 class DataConfig:
-    """How batches are read."""
+    """How batches are read, and what is looked at in a validation."""
 
     cache_mb: int = MISSING  # decoded audio kept in memory, 16 bits a sample
     num_validation: int = MISSING  # utterances, the first of the validation split
     validation_seconds: float = MISSING  # longer validation utterances are left out
+    quality_every: int = MISSING  # validations between PESQ, STOI and F0 figures; 0: never
+    num_shown: int = MISSING  # validation utterances heard and seen in TensorBoard
+    states: str = "cached"  # on disk, or "on_the_fly": the LLM computes them
+    states_dtype: str = "float16"  # of states, on disk and in memory; or bfloat16
+    # Noise on the states in training, relative to the spread of each of their dimensions: against
+    # the gap between states of true tokens and states of sampled ones.
+    state_noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        _one_of("data.states", self.states, STATES_KINDS)
+        for name in ("quality_every", "num_shown", "state_noise"):
+            value = getattr(self, name)
+            if value != MISSING and value < 0:
+                raise ConfigError(f"data.{name} is {value}, expected at least 0")
 
 
 @dataclass
@@ -145,10 +159,7 @@ class AdversarialConfig:
 
     def __post_init__(self) -> None:
         _check_crop("adversarial", self.crop_seconds, self.margin_tokens)
-        if self.decode not in (*DECODE_MODES, MISSING):
-            raise ConfigError(
-                f"adversarial.decode is {self.decode!r}, expected {' or '.join(DECODE_MODES)}"
-            )
+        _one_of("adversarial.decode", self.decode, DECODE_MODES)
         if self.ema_decay != MISSING and not 0 <= self.ema_decay < 1:
             raise ConfigError(f"adversarial.ema_decay is {self.ema_decay}, expected 0 to below 1")
 
@@ -166,6 +177,11 @@ class VocoderTrainConfig:
     reconstruction: ReconstructionConfig = field(default_factory=ReconstructionConfig)
     adversarial: AdversarialConfig = field(default_factory=AdversarialConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
+
+
+def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in (*choices, MISSING):
+        raise ConfigError(f"{name} is {value!r}, expected {' or '.join(choices)}")
 
 
 def _at_least_one(config: Any, place: str, *names: str) -> None:

@@ -1,28 +1,29 @@
 """Recordings and hidden states by corpus row -> `VocoderBatch`.
 
-Batch s depends on (seed, s) alone, so resuming needs no saved position.
+What a batch holds depends on the seed and its number alone, so resuming needs no saved position
+and any number of processes reads the same batches.
 """
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stage2_vocoder.segment import Segment, random_segment, with_margin
-from stage2_vocoder.states import SplitStates, StateStore
+from stage2_vocoder.segment import Segment, with_margin
+from stage2_vocoder.states import SplitReader, StatesReader
 from tts_stack.contract import AudioSpec
 from tts_stack.errors import DataError
-from tts_stack.runtime import step_generator
 from tts_stack.shards import Corpus
 
+logger = logging.getLogger(__name__)
 INT16_SCALE = 32768
-LENGTH_JITTER = 0.1  # relative; batches of similar lengths differ from epoch to epoch
-# Streams of runtime.step_generator: each kind of choice has its own.
-ORDER_STREAM, CROP_STREAM, LENGTH_STREAM = 20, 21, 22
 
 
 class VocoderBatch(NamedTuple):
@@ -31,7 +32,7 @@ class VocoderBatch(NamedTuple):
     In a batch of crops `hidden_states` is wider than `audio`: it holds the margin.
     """
 
-    hidden_states: Tensor  # [B, D, S] float32, right-padded
+    hidden_states: Tensor  # [B, W, S] float32, right-padded
     lengths: Tensor  # [B] int64, tokens of hidden_states that are real
     audio: Tensor  # [B, T], zero on padding
     starts: Tensor  # [B] int64, token of hidden_states at which audio begins
@@ -51,57 +52,86 @@ class CachedAudio:
         self._bytes_left = max_bytes
 
     def read(self, row: int, start: int, stop: int) -> NDArray[np.float32]:
-        """Samples start .. stop - 1 of a row; what lies past its end is silence."""
+        """Samples start .. stop - 1 of a row; what lies past its end is silence.
+
+        Raises:
+            DataError: the row holds samples that are no numbers.
+        """
         found = self._row(row)[start:stop]
         audio = np.zeros(stop - start, dtype=np.float32)
         audio[: len(found)] = found.astype(np.float32) / INT16_SCALE
         return audio
 
     def num_samples(self, row: int) -> int:
-        """Length of a row."""
+        """Length of a row.
+
+        Raises:
+            DataError: the row holds samples that are no numbers.
+        """
         return len(self._row(row))
 
     def _row(self, row: int) -> NDArray[np.int16]:
         if row in self._cache:
             return self._cache[row]
+        audio = self._rows[row]
+        num_bad = int(np.count_nonzero(~np.isfinite(audio)))
+        if num_bad:
+            raise DataError(
+                f"row {row}: {num_bad} of its {len(audio)} samples are NaN or infinite, expected "
+                "numbers in -1 .. 1; re-run tts-stack prepare, which leaves such clips out"
+            )
         # The corpus stores 16 bits, so nothing is lost.
-        samples = np.rint(self._rows[row] * INT16_SCALE).clip(-INT16_SCALE, INT16_SCALE - 1)
-        audio = samples.astype(np.int16)
-        if audio.nbytes <= self._bytes_left:
-            self._cache[row] = audio
-            self._bytes_left -= audio.nbytes
-        return audio
+        rounded = np.rint(audio * INT16_SCALE).clip(-INT16_SCALE, INT16_SCALE - 1).astype(np.int16)
+        if rounded.nbytes <= self._bytes_left:
+            self._cache[row] = rounded
+            self._bytes_left -= rounded.nbytes
+        return rounded
 
 
 @dataclass(frozen=True)
 class VocoderData:
     """States and audio of one split."""
 
-    states: SplitStates
+    states: SplitReader
     audio: CachedAudio
     spec: AudioSpec
+    width: int  # W of the states
 
     @classmethod
-    def open(cls, corpus: Corpus, store: StateStore, split: str, cache_bytes: int) -> "VocoderData":
+    def open(
+        cls, corpus: Corpus, store: StatesReader, split: str, cache_bytes: int
+    ) -> "VocoderData":
         """Open a split.
 
         Raises:
-            DataError: the store and the corpus hold different numbers of rows, or none.
+            DataError: the store and the corpus hold different numbers of rows, or none, or a
+                recording is not as long as its states say.
             CheckpointError: the store is damaged.
         """
         states, audio = store.split(split), corpus.audio(split)
-        if len(states) != len(audio) or not len(audio):
+        if not len(audio):
+            raise DataError(
+                f"{corpus.path}: the {split} split is empty, expected at least one clip; re-run "
+                "tts-stack prepare with more recordings"
+            )
+        if len(states) != len(audio):
             raise DataError(
                 f"{store.folder}: hidden states of {len(states)} {split} utterances, {corpus.path} "
-                f"has {len(audio)}, expected as many and at least 1; extract the states again"
+                f"has {len(audio)}; extract the states again"
             )
-        return cls(states, CachedAudio(audio, cache_bytes), corpus.audio_spec)
+        if not any(states.num_tokens(row) for row in range(len(states))):
+            raise DataError(
+                f"{store.folder}: no {split} utterance has hidden states, expected at least one; "
+                "check that the LLM knows the symbols of this corpus"
+            )
+        _check_lengths(corpus.shard_paths(split), states, corpus.audio_spec)
+        return cls(states, CachedAudio(audio, cache_bytes), corpus.audio_spec, store.info.width)
 
     def __len__(self) -> int:
         return len(self.states)
 
     def num_tokens(self) -> NDArray[np.int64]:
-        """S of every row."""
+        """S of every row; 0 for one without states, which no batch ever holds."""
         counts = [self.states.num_tokens(row) for row in range(len(self))]
         return np.asarray(counts, dtype=np.int64)
 
@@ -114,17 +144,15 @@ class VocoderData:
         """One segment of each row as a batch, right-padded to the longest.
 
         Raises:
-            DataError: a row's audio does not have the length its states say.
+            DataError: a row's audio does not have the length its states say, or its states have
+                another width than the others'.
         """
-        hidden_states = [
-            torch.from_numpy(self.states.read(row, part.window_start, part.window_stop)).float()
-            for row, part in zip(rows, segments, strict=True)
-        ]
+        hidden_states = [self._states(row, part) for row, part in zip(rows, segments, strict=True)]
         audio = [
             torch.from_numpy(self._crop(row, part))
             for row, part in zip(rows, segments, strict=True)
         ]
-        padded = torch.nn.utils.rnn.pad_sequence(hidden_states, batch_first=True)  # [B, S, D]
+        padded = torch.nn.utils.rnn.pad_sequence(hidden_states, batch_first=True)  # [B, S, W]
         return VocoderBatch(
             hidden_states=padded.transpose(1, 2).contiguous(),
             lengths=torch.tensor([part.window_stop - part.window_start for part in segments]),
@@ -132,6 +160,15 @@ class VocoderData:
             starts=torch.tensor([part.offset for part in segments]),
             num_tokens=torch.tensor([part.num_tokens for part in segments]),
         )
+
+    def _states(self, row: int, part: Segment) -> Tensor:
+        found = self.states.read(row, part.window_start, part.window_stop)
+        if found.shape[1] != self.width:
+            raise DataError(
+                f"row {row}: its hidden states are {found.shape[1]} wide, expected {self.width}; "
+                "extract the states again"
+            )
+        return torch.from_numpy(found).float()
 
     def _crop(self, row: int, part: Segment) -> NDArray[np.float32]:
         found = self.spec.num_tokens(self.audio.num_samples(row))
@@ -145,91 +182,23 @@ class VocoderData:
         return self.audio.read(row, part.crop_start * size, part.crop_stop * size)
 
 
-def whole_batches(
-    data: VocoderData, *, batch_tokens: int, seed: int, start_step: int, stop_step: int
-) -> Iterator[VocoderBatch]:
-    """Whole utterances of similar length, at most `batch_tokens` a batch with padding counted."""
-    counts = data.num_tokens()
-    for rows in _from_step(counts, batch_tokens, seed, start_step, stop_step):
-        yield data.whole(rows)
-
-
-def crop_batches(
-    data: VocoderData,
-    *,
-    batch_size: int,
-    crop: int,
-    margin: int | None,
-    seed: int,
-    start_step: int,
-    stop_step: int,
-) -> Iterator[VocoderBatch]:
-    """Random crops; each utterance comes once an epoch.
-
-    Args:
-        data: states and audio.
-        batch_size: crops a batch.
-        crop: tokens of a crop; a shorter utterance is taken whole and padded.
-        margin: tokens decoded on either side; None decodes the whole utterance.
-        seed: of order and places.
-        start_step: first step.
-        stop_step: one past the last step.
-    """
-    counts = data.num_tokens()
-    for step in range(start_step, stop_step):
-        generator = step_generator(seed, step, CROP_STREAM)
-        rows = crop_rows(len(data), batch_size, seed, step)
-        segments = []
-        for row in rows:
-            count = int(counts[row])
-            reach = count if margin is None else margin
-            segments.append(random_segment(count, crop, reach, generator))
-        yield pad_audio(data.segments(rows, segments), crop * data.spec.samples_per_token)
-
-
-def crop_rows(num_rows: int, batch_size: int, seed: int, step: int) -> list[int]:
-    """Rows of one step: consecutive places in an endless run of shuffled epochs."""
-    places = range(step * batch_size, (step + 1) * batch_size)
-    orders = {
-        epoch: torch.randperm(num_rows, generator=step_generator(seed, epoch, ORDER_STREAM))
-        for epoch in {place // num_rows for place in places}
-    }
-    return [int(orders[place // num_rows][place % num_rows]) for place in places]
-
-
-def length_batches(
-    counts: NDArray[np.int64], batch_tokens: int, seed: int, epoch: int
-) -> list[list[int]]:
-    """Rows of one epoch in batches of similar length, the batches in random order.
-
-    A row longer than the budget is a batch of its own.
-    """
-    generator = step_generator(seed, epoch, LENGTH_STREAM)
-    jitter = 1 + LENGTH_JITTER * torch.rand(len(counts), generator=generator).numpy()
-    batches: list[list[int]] = []
-    longest = 0
-    for row in np.argsort(counts * jitter, kind="stable").tolist():
-        longest = max(longest, int(counts[row]))
-        if not batches or longest * (len(batches[-1]) + 1) > batch_tokens:
-            batches.append([])
-            longest = int(counts[row])
-        batches[-1].append(row)
-    order = torch.randperm(len(batches), generator=generator)
-    return [batches[int(index)] for index in order]
-
-
 def pad_audio(batch: VocoderBatch, num_samples: int) -> VocoderBatch:
     """Right-pad a batch's audio to a fixed length."""
     missing = num_samples - batch.audio.shape[1]
     return batch._replace(audio=torch.nn.functional.pad(batch.audio, (0, missing)))
 
 
-def _from_step(
-    counts: NDArray[np.int64], batch_tokens: int, seed: int, start_step: int, stop_step: int
-) -> Iterator[list[int]]:
-    step, epoch = 0, 0
-    while step < stop_step:
-        batches = length_batches(counts, batch_tokens, seed, epoch)
-        yield from batches[max(0, start_step - step) : stop_step - step]
-        step += len(batches)
-        epoch += 1
+def _check_lengths(paths: Sequence[Path], states: SplitReader, spec: AudioSpec) -> None:
+    """Compare what the shards say of their recordings with the states, before anything is read."""
+    row = 0
+    for path in paths:
+        table = pq.read_table(path, columns=["id", "num_samples"])
+        for id, num_samples in zip(*(column.to_pylist() for column in table.columns), strict=True):
+            found, wanted = spec.num_tokens(num_samples), states.num_tokens(row)
+            if wanted and found != wanted:
+                raise DataError(
+                    f"{path}: {id} is {num_samples} samples long, which is {found} tokens, and has "
+                    f"hidden states for {wanted}; run tts-stack tokenize and extract the states "
+                    "again"
+                )
+            row += 1

@@ -2,18 +2,22 @@
 
 Period and scale discriminators follow HiFi-GAN (arXiv:2010.05646, section 2.3 and appendix A), the
 spectrogram ones EnCodec's complex STFT discriminator (arXiv:2210.13438, section 3.4). Written from
-the papers. At multiplier 1.0 the first two have HiFi-GAN's parameter counts.
+the papers. At multiplier 1.0 the first two have HiFi-GAN's parameter counts. The banded spectrogram
+discriminator is the one of the package vocos.
 """
 
 import math
+import warnings
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+from vocos.discriminators import DiscriminatorR
 
 from stage2_vocoder.config import DiscriminatorConfig
+from tts_stack.errors import ConfigError
 
 LEAKY_SLOPE = 0.1
 PERIOD_CHANNELS = (32, 128, 512, 1024, 1024)
@@ -69,6 +73,7 @@ class ScaleDiscriminator(nn.Module):
         super().__init__()
         norm = spectral_norm if use_spectral_norm else weight_norm
         channels = [_scaled(width, multiplier) for width in SCALE_CHANNELS]
+        self.uses_spectral_norm = use_spectral_norm
         self.layers = nn.ModuleList()
         for index, (num_in, num_out) in enumerate(zip([1, *channels], channels, strict=False)):
             kernel = SCALE_KERNELS[index]
@@ -82,10 +87,28 @@ class ScaleDiscriminator(nn.Module):
             )
             self.layers.append(norm(layer))
         self.score = norm(nn.Conv1d(channels[-1], 1, 3, padding=1))
+        self.train()
 
     def forward(self, audio: Tensor) -> DiscriminatorOutput:
         """Judge [B, T]."""
         return _run(self.layers, self.score, audio[:, None])
+
+    def train(self, mode: bool = True) -> Self:
+        """Nothing to do: the spectral norm moves in `refine_norm` alone."""
+        return super().train(False)
+
+    @torch.no_grad()
+    def refine_norm(self) -> None:
+        """One round of power iteration, as the paper does for each update (arXiv:1802.05957).
+
+        Left to `forward` it would depend on how many micro-batches a step is divided into.
+        """
+        if not self.uses_spectral_norm:
+            return
+        for layer in (*self.layers, self.score):
+            layer.train()
+            _ = layer.weight  # computed anew, which moves the norm
+            layer.eval()
 
 
 class SpectrogramDiscriminator(nn.Module):
@@ -125,6 +148,29 @@ class SpectrogramDiscriminator(nn.Module):
         return x.contiguous(memory_format=torch.channels_last)  # 2-3 times faster on a CPU
 
 
+class BandedSpectrogramDiscriminator(nn.Module):
+    """Vocos' multi-resolution discriminator (arXiv:2306.00814): a stack of layers for each band."""
+
+    def __init__(self, n_fft: int, channels: int) -> None:
+        super().__init__()
+        self.n_fft = n_fft
+        with warnings.catch_warnings():
+            # The package uses the older of torch's two weight norms; both work.
+            warnings.filterwarnings("ignore", ".*weight_norm.* is deprecated", FutureWarning)
+            self.bands = DiscriminatorR(n_fft, channels=channels)
+
+    def forward(self, audio: Tensor) -> DiscriminatorOutput:
+        """Judge [B, T]; T must be more than half an n_fft."""
+        score, features = self.bands(audio.float())
+        return DiscriminatorOutput(score.flatten(1), features)
+
+
+SPECTROGRAM_DISCRIMINATORS = {
+    "whole": SpectrogramDiscriminator,
+    "banded": BandedSpectrogramDiscriminator,
+}
+
+
 class Discriminators(nn.Module):
     """All discriminators of a run: [B, T] -> one output each."""
 
@@ -139,7 +185,7 @@ class Discriminators(nn.Module):
             for index in range(config.num_scales)
         )
         self.spectrogram = nn.ModuleList(
-            SpectrogramDiscriminator(n_fft, config.spectrogram_channels)
+            SPECTROGRAM_DISCRIMINATORS[config.spectrogram_kind](n_fft, config.spectrogram_channels)
             for n_fft in config.spectrogram_sizes
         )
         self.spectrogram.to(memory_format=torch.channels_last)
@@ -155,6 +201,26 @@ class Discriminators(nn.Module):
             outputs.append(discriminator(at_rate[:, 0]))
             at_rate = self.halve_rate(at_rate)
         return outputs + [discriminator(audio) for discriminator in self.spectrogram]
+
+    def refine_norms(self) -> None:
+        """Bring the spectral norms up to date: once a step."""
+        for discriminator in self.scale:
+            cast(ScaleDiscriminator, discriminator).refine_norm()
+
+
+def require_crop(config: DiscriminatorConfig, num_samples: int) -> None:
+    """Check that a crop is long enough to be judged.
+
+    Raises:
+        ConfigError: a banded spectrogram discriminator could not reflect the crop's ends.
+    """
+    longest = max(config.spectrogram_sizes, default=0)
+    if config.spectrogram_kind == "banded" and num_samples <= longest // 2:
+        raise ConfigError(
+            f"adversarial.crop_seconds gives crops of {num_samples} samples, expected more than "
+            f"half of discriminator.spectrogram_sizes' {longest}; take longer crops or "
+            "discriminator.spectrogram_kind=whole"
+        )
 
 
 def scores(outputs: Sequence[DiscriminatorOutput]) -> list[Tensor]:

@@ -16,6 +16,8 @@ from tts_stack.contract import AudioSpec
 from tts_stack.errors import ConfigError
 from tts_stack.mel import LogMel
 
+SILENCE = 1e-3  # peak of an item, below which it counts as silent: -60 dB
+
 
 class ReconstructionLosses(NamedTuple):
     """Spectral losses and their weighted sum."""
@@ -61,7 +63,9 @@ class STFTLoss(nn.Module):
     """auraloss' multi-resolution STFT loss (arXiv:1910.11480), item by item without padding.
 
     The mean is weighted by length. One item a call keeps the spectral-convergence ratio of a
-    quiet item from drowning in a loud one's, and lets lengths differ.
+    quiet item from drowning in a loud one's, and lets lengths differ. A silent item has no
+    spectrum to converge to (the ratio divides by its norm): it counts 0, and the mel loss alone
+    teaches it.
     """
 
     def __init__(self, config: LossConfig) -> None:
@@ -76,16 +80,23 @@ class STFTLoss(nn.Module):
 
     def forward(self, audio_hat: Tensor, audio: Tensor, num_samples: Tensor) -> Tensor:
         """Compare [B, T] with [B, T]; item i counts up to sample num_samples[i]."""
-        counts = [int(count) for count in num_samples]
+        counts, silent = num_samples.tolist(), is_silent(audio).tolist()
         losses = [
             self.loss(self._item(audio_hat[i], count), self._item(audio[i], count)) * count
             for i, count in enumerate(counts)
+            if not silent[i]
         ]
-        return torch.stack(losses).sum() / sum(counts)
+        nothing = audio_hat[:0].sum()  # 0, with a gradient of 0
+        return (torch.stack(losses).sum() if losses else nothing) / sum(counts)
 
     def _item(self, audio: Tensor, count: int) -> Tensor:
         item = audio[:count].float()
         return nn.functional.pad(item, (0, max(0, self.min_samples - count)))[None, None]
+
+
+def is_silent(audio: Tensor) -> Tensor:
+    """Which items are silent: [B, T] -> [B] bool."""
+    return audio.abs().amax(dim=-1) < SILENCE
 
 
 class ReconstructionLoss(nn.Module):

@@ -1,4 +1,6 @@
-"""The vocoder: hidden states [B, D, S] -> audio [B, S * samples_per_token].
+"""The vocoder: hidden states [B, W, S] -> audio [B, S * samples_per_token].
+
+W is the LLM's hidden size D, or num_mixed_layers * D.
 
 ConvNeXt blocks at token rate, an upsampling to frames, then the Vocos backbone and inverse-STFT
 head (arXiv:2306.00814). Padding inside a batch never changes an item's audio: what lies past an
@@ -16,13 +18,26 @@ from vocos.modules import ConvNeXtBlock
 
 from stage2_vocoder.config import VocoderConfig
 from tts_stack.contract import AudioSpec
-from tts_stack.errors import ConfigError
+from tts_stack.errors import ConfigError, DataError
 
 MAX_MAGNITUDE = 1e2  # as in vocos.heads.ISTFTHead
+MIN_ENVELOPE = 1e-11  # of the summed squared windows, as in vocos.spectral_ops.ISTFT
 
 
 class Vocoder(nn.Module):
-    """Hidden states of the LLM to a waveform: S tokens give S * samples_per_token samples."""
+    """Hidden states of the LLM to a waveform: S tokens give S * samples_per_token samples.
+
+    Args:
+        hidden_size: D of one layer of the LLM.
+        audio: rates.
+        dim: channels of every layer.
+        intermediate_dim: inner width of a ConvNeXt block.
+        num_token_blocks: ConvNeXt blocks at token rate.
+        num_layers: ConvNeXt blocks at frame rate.
+        input_kernel_size: of the first convolution, in tokens.
+        n_fft: of the inverse STFT.
+        num_mixed_layers: layers of the LLM that come side by side and are mixed.
+    """
 
     def __init__(
         self,
@@ -35,11 +50,13 @@ class Vocoder(nn.Module):
         num_layers: int,
         input_kernel_size: int,
         n_fft: int,
+        num_mixed_layers: int = 1,
     ) -> None:
         super().__init__()
-        self.hidden_size = hidden_size
+        self.hidden_size, self.num_mixed_layers = hidden_size, num_mixed_layers
         self.audio = audio
         self.norm = nn.LayerNorm(hidden_size)
+        self.mix = LayerMix(num_mixed_layers) if num_mixed_layers > 1 else None
         self.embed = nn.Conv1d(hidden_size, dim, input_kernel_size, padding=input_kernel_size // 2)
         self.token_blocks = nn.ModuleList(
             ConvNeXtBlock(dim, intermediate_dim, layer_scale_init_value=1 / num_token_blocks)
@@ -55,11 +72,14 @@ class Vocoder(nn.Module):
         """Decode a batch.
 
         Args:
-            hidden_states: [B, D, S], right-padded.
+            hidden_states: [B, W, S], right-padded.
             lengths: [B] tokens of each item; None means that none is padded.
 
         Returns:
             Audio [B, S * samples_per_token], float32, zero past each item's end.
+
+        Raises:
+            DataError: the states have another width than the vocoder was built for.
         """
         num_tokens = hidden_states.shape[-1]
         if lengths is None or bool((lengths == num_tokens).all()):
@@ -67,8 +87,26 @@ class Vocoder(nn.Module):
         mask = torch.arange(num_tokens, device=lengths.device) < lengths[:, None]  # [B, S]
         return self._decode(hidden_states, mask)
 
+    def input_features(self, hidden_states: Tensor) -> Tensor:
+        """Normalise and mix, each token for itself: [B, W, S] -> [B, D, S].
+
+        Raises:
+            DataError: the states have another width than the vocoder was built for.
+        """
+        found, wanted = hidden_states.shape[1], self.hidden_size * self.num_mixed_layers
+        if found != wanted:
+            raise DataError(
+                f"vocoder: hidden states {found} wide, expected {wanted} ({self.num_mixed_layers} "
+                f"x {self.hidden_size}); decode the states of the LLM it was trained on"
+            )
+        x = hidden_states.transpose(1, 2)  # [B, S, W]
+        if self.mix is None:
+            return self.norm(x).transpose(1, 2)
+        layers = x.unflatten(-1, (self.num_mixed_layers, self.hidden_size))  # [B, S, k, D]
+        return self.mix(self.norm(layers)).transpose(1, 2)
+
     def _decode(self, hidden_states: Tensor, mask: Tensor | None) -> Tensor:
-        x = self.norm(hidden_states.transpose(1, 2)).transpose(1, 2)
+        x = self.input_features(hidden_states)
         x = _masked(self.embed(_masked(x, mask)), mask)  # [B, D, S] -> [B, C, S]
         for block in self.token_blocks:
             x = _masked(block(x), mask)
@@ -90,6 +128,23 @@ class Vocoder(nn.Module):
         return tokens + math.ceil(frames / self.audio.frames_per_token)
 
 
+class LayerMix(nn.Module):
+    """Learned mix of normalised layers: scale * sum_j softmax(weights)_j * layer_j.
+
+    ELMo's mix (arXiv:1802.05365, equation 1, with the layer normalisation its section 3.2
+    suggests: the layers of an LLM differ in size by far more than a softmax could even out).
+    """
+
+    def __init__(self, num_layers: int) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.zeros(num_layers))  # all layers alike at first
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, layers: Tensor) -> Tensor:
+        """[..., k, D] -> [..., D]."""
+        return self.scale * torch.einsum("k,...kd->...d", self.weights.softmax(0), layers)
+
+
 class MaskedISTFTHead(ISTFTHead):
     """Vocos' inverse-STFT head for batches with padding: padded frames add nothing."""
 
@@ -100,18 +155,27 @@ class MaskedISTFTHead(ISTFTHead):
 
     def forward(self, x: Tensor, frame_mask: Tensor | None = None) -> Tensor:
         """Features [B, F, C] -> audio [B, F * hop_length]."""
-        log_magnitude, phase = self.out(x).transpose(1, 2).chunk(2, dim=1)  # each [B, K, F]
-        magnitude = log_magnitude.exp().clamp(max=MAX_MAGNITUDE)
+        spectrum = self.spectrum(x)
+        num_samples = x.shape[1] * self.hop_length  # one more where the overlap is odd: cut
         if frame_mask is None:
-            audio: Tensor = self.istft(torch.polar(magnitude, phase))
+            audio: Tensor = self.istft(spectrum)[:, :num_samples]
             return audio
-        magnitude = magnitude * frame_mask[:, None]
-        return self.istft(torch.polar(magnitude, phase)) * self._envelope_ratio(frame_mask)
+        audio = self.istft(spectrum * frame_mask[:, None])[:, :num_samples]
+        return audio * self._envelope_ratio(frame_mask)
+
+    def spectrum(self, x: Tensor) -> Tensor:
+        """Features [B, F, C] -> complex spectrum [B, K, F]."""
+        log_magnitude, phase = self.out(x).transpose(1, 2).chunk(2, dim=1)  # each [B, K, F]
+        return torch.polar(log_magnitude.exp().clamp(max=MAX_MAGNITUDE), phase)
 
     def reach_frames(self) -> int:
         """Frames on either side of a frame whose windows overlap its samples."""
-        padding = (self.n_fft - self.hop_length) // 2
-        return (self.hop_length - 1 + padding) // self.hop_length
+        return (self.n_fft - 1 - self.padding) // self.hop_length
+
+    @property
+    def padding(self) -> int:
+        """Samples before an utterance that its first window covers."""
+        return (self.n_fft - self.hop_length) // 2
 
     def _envelope_ratio(self, frame_mask: Tensor) -> Tensor:
         """Full window envelope over that of each item's own frames: [B, F] -> [B, T].
@@ -126,7 +190,6 @@ class MaskedISTFTHead(ISTFTHead):
     def _envelope(self, frame_mask: Tensor) -> Tensor:
         """Sum of squared windows of the frames in the mask: [B, F] -> [B, T]."""
         num_frames = frame_mask.shape[1]
-        padding = (self.n_fft - self.hop_length) // 2
         squared = self.istft.window.square()[None, :, None] * frame_mask[:, None]  # [B, n_fft, F]
         summed = nn.functional.fold(
             squared,
@@ -134,7 +197,7 @@ class MaskedISTFTHead(ISTFTHead):
             kernel_size=(1, self.n_fft),
             stride=(1, self.hop_length),
         )
-        return summed[:, 0, 0, padding:-padding]
+        return summed[:, 0, 0, self.padding :][:, : num_frames * self.hop_length]
 
 
 def run_backbone(backbone: VocosBackbone, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -147,17 +210,28 @@ def run_backbone(backbone: VocosBackbone, x: Tensor, mask: Tensor | None) -> Ten
     return features
 
 
-def build_vocoder(config: VocoderConfig, *, hidden_size: int, audio: AudioSpec) -> Vocoder:
+def build_vocoder(
+    config: VocoderConfig,
+    *,
+    hidden_size: int,
+    audio: AudioSpec,
+    num_mixed_layers: int = 1,
+) -> Vocoder:
     """Build a vocoder for the states of one LLM and the rates of one corpus.
+
+    Args:
+        config: sizes.
+        hidden_size: D of one layer of the LLM.
+        audio: rates.
+        num_mixed_layers: layers of the LLM that come side by side and are mixed.
 
     Raises:
         ConfigError: n_fft does not suit the hop.
     """
-    overlap = config.n_fft - audio.hop_length
-    if overlap < 2 or overlap % 2:
+    if config.n_fft % 2 or _least_envelope(config.n_fft, audio.hop_length) <= MIN_ENVELOPE:
         raise ConfigError(
-            f"vocoder.n_fft is {config.n_fft}, expected more than hop_length {audio.hop_length} "
-            f"by an even number; try {4 * audio.hop_length}"
+            f"vocoder.n_fft is {config.n_fft}, expected more than hop_length {audio.hop_length}, "
+            f"and even; try {4 * audio.hop_length}"
         )
     return Vocoder(
         hidden_size=hidden_size,
@@ -168,12 +242,19 @@ def build_vocoder(config: VocoderConfig, *, hidden_size: int, audio: AudioSpec) 
         num_layers=config.num_layers,
         input_kernel_size=config.input_kernel_size,
         n_fft=config.n_fft,
+        num_mixed_layers=num_mixed_layers,
     )
 
 
 def count_parameters(module: nn.Module) -> int:
     """Trainable parameters of a module."""
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _least_envelope(n_fft: int, hop_length: int) -> float:
+    """Squared Hann window at an utterance's first sample, where the fewest windows overlap."""
+    place = (n_fft - hop_length) // 2
+    return math.sin(math.pi * place / n_fft) ** 4 if place > 0 else 0.0
 
 
 def _masked(x: Tensor, mask: Tensor | None) -> Tensor:

@@ -17,8 +17,10 @@ from stage2_vocoder.config import PHASES, VocoderTrainConfig
 from stage2_vocoder.dataset import VocoderData
 from stage2_vocoder.model import Vocoder, build_vocoder, count_parameters
 from stage2_vocoder.module import AdversarialTask, ReconstructionTask
-from stage2_vocoder.states import StateStore
+from stage2_vocoder.pictures import Pictures
+from stage2_vocoder.states import StatesReader, StateStore
 from tts_stack.errors import CheckpointError, ConfigError
+from tts_stack.processes import is_main_process
 from tts_stack.runtime import open_run_dir, seed_everything
 from tts_stack.shards import Corpus
 from tts_stack.training import (
@@ -29,6 +31,7 @@ from tts_stack.training import (
     load_weights,
     make_fabric,
     train,
+    wait_for_all,
 )
 
 logger = logging.getLogger(__name__)
@@ -39,13 +42,18 @@ STATES_FOLDER = "states"
 @dataclass(frozen=True)
 class _Inputs:
     corpus: Corpus
-    store: StateStore
+    store: StatesReader
     train_data: VocoderData
     validation_data: VocoderData
 
 
 def run_training(
-    config: VocoderTrainConfig, phase: str, *, resume: bool, llm_sha256: str | None = None
+    config: VocoderTrainConfig,
+    phase: str,
+    *,
+    resume: bool,
+    llm_sha256: str | None = None,
+    states: StatesReader | None = None,
 ) -> TrainSummary:
     """Train one phase and write its vocoder to `<run>/vocoder/<phase>/model`.
 
@@ -54,21 +62,26 @@ def run_training(
         phase: "reconstruction" or "adversarial".
         resume: continue the phase from its last checkpoint.
         llm_sha256: the LLM whose states `<run>/states` must hold; None accepts any.
+        states: where the states come from; None reads `<run>/states`.
 
     Returns:
         Figures of the phase.
 
     Raises:
-        ConfigError: unknown phase, several processes, or a run folder that already holds this
-            phase, or that holds it with other settings.
+        ConfigError: unknown phase, sharded weights, or a run folder that already holds this phase,
+            or that holds it with other settings.
         CheckpointError: states of another LLM, or no finished reconstruction to start from.
         DataError: states and corpus do not fit.
         TTSStackError: training stopped early.
     """
     if phase not in PHASES:
         raise ConfigError(f"phase is {phase!r}, expected {' or '.join(PHASES)}")
-    config.trainer.require_one_process("train-vocoder")
-    inputs = _open_inputs(config, llm_sha256)
+    if config.trainer.strategy == "fsdp":
+        raise ConfigError(
+            "trainer.strategy is 'fsdp', train-vocoder takes auto or ddp: every device holds the "
+            "whole vocoder"
+        )
+    inputs = _open_inputs(config, llm_sha256, states)
     identity = _identity(config, inputs, phase)
     seed_everything(config.trainer.seed)
     vocoder = _first_weights(config, identity)
@@ -78,13 +91,7 @@ def run_training(
 
     trainer = phase_trainer(config, phase)
     task = _make_task(phase, make_fabric(trainer), vocoder, config, inputs)
-    logger.info(
-        "vocoder %s: %.2f M parameters, receptive field %d tokens, %d utterances",
-        phase,
-        count_parameters(vocoder) / 1e6,
-        vocoder.receptive_field_tokens(),
-        len(inputs.train_data),
-    )
+    _report(config, task, inputs)
     summary = train(
         task,
         folder,
@@ -92,11 +99,14 @@ def run_training(
         resume=resume,
         fingerprint=_fingerprint(identity, inputs),
         title=f"vocoder {phase}",
+        on_validation=Pictures(task, config.data.num_shown),
         warn_when_rising=phase == "reconstruction",
     )
-    # A GAN's spectral figures get worse while its sound gets better: the last average is kept.
-    kept = BEST_WEIGHTS if phase == "reconstruction" else FINAL_WEIGHTS
-    save_vocoder(folder / MODEL_FOLDER, identity, load_weights(folder / "checkpoints" / kept))
+    if is_main_process():
+        # A GAN's spectral figures get worse while its sound gets better: the last average is kept.
+        kept = BEST_WEIGHTS if phase == "reconstruction" else FINAL_WEIGHTS
+        save_vocoder(folder / MODEL_FOLDER, identity, load_weights(folder / "checkpoints" / kept))
+    wait_for_all()
     return summary
 
 
@@ -131,9 +141,11 @@ def phase_trainer(config: VocoderTrainConfig, phase: str) -> TrainerConfig:
     return dataclasses.replace(config.trainer, max_steps=own.max_steps or config.trainer.max_steps)
 
 
-def _open_inputs(config: VocoderTrainConfig, llm_sha256: str | None) -> _Inputs:
+def _open_inputs(
+    config: VocoderTrainConfig, llm_sha256: str | None, states: StatesReader | None
+) -> _Inputs:
     corpus = Corpus.open(Path(config.corpus))
-    store = StateStore.open(states_folder(config.run), corpus, llm_sha256=llm_sha256)
+    store = states or StateStore.open(states_folder(config.run), corpus, llm_sha256=llm_sha256)
     cache_bytes = config.data.cache_mb * 1_000_000
     train_data = VocoderData.open(corpus, store, "train", cache_bytes)
     validation_data = VocoderData.open(corpus, store, "validation", 0)
@@ -147,13 +159,17 @@ def _identity(config: VocoderTrainConfig, inputs: _Inputs, phase: str) -> Vocode
         hidden_size=inputs.store.info.hidden_size,
         llm_sha256=inputs.store.info.identity.llm_sha256,
         phase=phase,
+        num_mixed_layers=inputs.store.info.num_mixed_layers,
     )
 
 
 def _first_weights(config: VocoderTrainConfig, identity: VocoderIdentity) -> Vocoder:
     if identity.phase == "reconstruction":
         return build_vocoder(
-            identity.vocoder, hidden_size=identity.hidden_size, audio=identity.audio
+            identity.vocoder,
+            hidden_size=identity.hidden_size,
+            audio=identity.audio,
+            num_mixed_layers=identity.num_mixed_layers,
         )
     folder = phase_folder(config.run, "reconstruction") / MODEL_FOLDER
     if not (folder / "config.json").exists():
@@ -179,14 +195,39 @@ def _make_task(
     return AdversarialTask(*arguments)
 
 
+def _report(
+    config: VocoderTrainConfig, task: ReconstructionTask | AdversarialTask, inputs: _Inputs
+) -> None:
+    if not is_main_process():
+        return
+    num_rows = int((inputs.train_data.num_tokens() > 0).sum())
+    logger.info(
+        "vocoder %s: %.2f M parameters, receptive field %d tokens, %d utterances",
+        task.name,
+        count_parameters(task.vocoder) / 1e6,
+        task.vocoder.receptive_field_tokens(),
+        num_rows,
+    )
+    if isinstance(task, AdversarialTask):
+        num_crops = config.adversarial.batch_size * task.reader.share.per_step
+        if num_crops > num_rows:
+            logger.warning(
+                "a step takes %d crops (adversarial.batch_size x processes x accumulate), the "
+                "corpus has %d utterances: some come more than once in a step",
+                num_crops,
+                num_rows,
+            )
+
+
 def _unused_settings(phase: str) -> tuple[str, ...]:
     return ("adversarial", "discriminator") if phase == "reconstruction" else ("reconstruction",)
 
 
 def _describe(identity: VocoderIdentity) -> str:
     vocoder = identity.vocoder
+    layers = f" x {identity.num_mixed_layers} layers" if identity.num_mixed_layers > 1 else ""
     return (
-        f"LLM {identity.llm_sha256[:12]}, hidden size {identity.hidden_size}, vocoder "
+        f"LLM {identity.llm_sha256[:12]}, hidden size {identity.hidden_size}{layers}, vocoder "
         f"{vocoder.dim}/{vocoder.intermediate_dim} x "
         f"{vocoder.num_token_blocks}+{vocoder.num_layers}, {identity.audio.sample_rate} Hz"
     )

@@ -1,8 +1,10 @@
 """A tiny corpus with hidden states, and a tiny training configuration."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 
 from stage2_vocoder.config import VocoderConfig, VocoderTrainConfig
 from stage2_vocoder.states import StateIdentity, StateWriter, corpus_hash
@@ -34,6 +36,7 @@ TINY_OVERRIDES = (
     "losses.stft_hops=[16,32]",
     "losses.stft_windows=[64,128]",
     "data.num_validation=2",
+    "data.quality_every=0",
     "reconstruction.batch_seconds=2",
     "reconstruction.schedule.warmup_steps=2",
     "adversarial.batch_size=3",
@@ -101,6 +104,18 @@ def tiny_config(corpus: Path, run: Path, *overrides: str) -> VocoderTrainConfig:
     """configs/train_vocoder.yaml shrunk to a second or two."""
     places = (f"corpus={corpus}", f"run={run}")
     return load_config(VocoderTrainConfig, "train_vocoder", [*places, *TINY_OVERRIDES, *overrides])
+
+
+def flat_tensors(state: Any, place: str = "") -> dict[str, torch.Tensor]:
+    """Every tensor of a checkpoint by its place in it."""
+    if isinstance(state, torch.Tensor):
+        return {place: state}
+    if isinstance(state, list | tuple):
+        state = dict(enumerate(state))
+    if not isinstance(state, dict):
+        return {}
+    parts = [flat_tensors(value, f"{place}/{key}") for key, value in state.items()]
+    return {key: tensor for part in parts for key, tensor in part.items()}
 
 
 def _tone(name: str, duration: float, index: int) -> Utterance:

@@ -85,3 +85,8 @@ def test_a_file_hash_is_the_published_one(tmp_path):
     assert file_sha256(tmp_path / "x").startswith("ba7816bf8f01cfea")  # FIPS 180-2, example B.1
     with pytest.raises(CheckpointError, match="cannot be read"):
         file_sha256(tmp_path / "y")
+
+
+def test_less_than_one_mixed_layer_is_refused():
+    with pytest.raises(ConfigError, match="num_mixed_layers is 0, expected at least 1"):
+        PromptSpec(num_mixed_layers=0)

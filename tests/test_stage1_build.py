@@ -89,3 +89,13 @@ def test_the_hash_of_an_llm_covers_its_codebook_heads(tmp_path):
     save_weights(heads, tmp_path / CODEBOOKS_FILE)
     with pytest.raises(CheckpointError, match=f"voice.json names {sealed.llm_sha256[:12]}"):
         load_llm(tmp_path)
+
+
+def test_mixed_layers_reach_the_contract_and_too_many_are_refused_before_training(corpus):
+    config = train_config(prompt=prompt_config(num_mixed_layers=3))
+    language = build_language(config, corpus)
+    assert language.spec.num_mixed_layers == 3
+    build_trained_network(config, language, ())
+    config = train_config(prompt=prompt_config(num_mixed_layers=4))
+    with pytest.raises(ConfigError, match="num_mixed_layers is 4, expected 1 .. 3"):
+        build_trained_network(config, language, ())

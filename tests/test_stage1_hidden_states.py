@@ -25,7 +25,7 @@ from stage1_llm.network import build_network
 from stage1_llm.prompt import prompt_prefix
 from stage1_llm.text import SymbolEncoder
 from stage1_llm.vocab import Extras, build_token_map
-from tts_stack.errors import DataError
+from tts_stack.errors import ConfigError, DataError
 from tts_stack.records import TokenizedUtterance
 
 SCHEMES = [("plain", 1.0), ("aligned", 1.7)]
@@ -58,6 +58,35 @@ def test_teacher_forced_states_equal_those_of_generation(scheme, stride, state_p
         teacher_forced_states(model, contract, ENCODE, utterances), expected, strict=True
     ):
         assert_close(found, wanted, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize(("layer", "num_mixed"), [(-1, 3), (-1, 2), (1, 2)])
+def test_mixed_layers_are_those_states_side_by_side_in_both_ways(
+    monkeypatch, layer, num_mixed, fast
+):
+    monkeypatch.setattr("stage1_llm.decoder.is_fast_model", lambda model: fast)
+    model = tiny_network()
+    contract = make_contract(hidden_layer=layer, num_mixed_layers=num_mixed)
+    settings = SamplingSettings(1.0, min_tokens=6, max_tokens=6)
+    spoken = generate(model, contract, ENCODE("ab").ids, settings, torch.Generator().manual_seed(0))
+    utterance = TokenizedUtterance("x", "ab", spoken.semantic_tokens.numpy())
+    found = teacher_forced_states(model, contract, ENCODE, [utterance])[0]
+    assert found.shape == (6, num_mixed * 32)
+    assert_close(found, spoken.hidden_states, atol=1e-4, rtol=0)
+    top = layer % 3
+    for place, one in enumerate(range(top - num_mixed + 1, top + 1)):
+        alone = make_contract(hidden_layer=one)
+        wanted = teacher_forced_states(model, alone, ENCODE, [utterance])[0]
+        assert_close(found[:, 32 * place : 32 * (place + 1)], wanted, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize(("layer", "num_mixed"), [(-1, 4), (0, 2)])
+def test_more_mixed_layers_than_the_model_has_are_refused(layer, num_mixed):
+    contract = make_contract(hidden_layer=layer, num_mixed_layers=num_mixed)
+    message = f"num_mixed_layers is {num_mixed}, expected 1 .. {layer % 3 + 1}"
+    with pytest.raises(ConfigError, match=message):
+        teacher_forced_states(tiny_network(), contract, ENCODE, [utterance_of(make_samples(1)[0])])
 
 
 FORMS = [

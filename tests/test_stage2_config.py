@@ -31,10 +31,17 @@ def test_whole_utterances_are_the_default_of_reconstruction():
     [
         (["vocoder.input_kernel_size=4"], "input_kernel_size is 4, expected an odd number"),
         (["vocoder.dim=0"], "dim is 0, expected at least 1"),
-        (["losses.adversarial_kind=wasserstein"], "expected one of hinge, least_squares"),
+        (
+            ["losses.adversarial_kind=wasserstein"],
+            "is 'wasserstein', expected hinge or least_squares",
+        ),
         (["losses.stft_hops=[1]"], "3 stft_sizes, 1 stft_hops and 3 stft_windows"),
         (["adversarial.decode=some"], "decode is 'some', expected crop or full"),
         (["adversarial.ema_decay=1.0"], "ema_decay is 1.0, expected 0 to below 1"),
+        (["discriminator.spectrogram_kind=some"], "is 'some', expected whole or banded"),
+        (["data.states=none"], "data.states is 'none', expected cached or on_the_fly"),
+        (["data.state_noise=-0.1"], "data.state_noise is -0.1, expected at least 0"),
+        (["data.quality_every=-1"], "data.quality_every is -1, expected at least 0"),
         (["reconstruction.crop_seconds=0"], "crop_seconds is 0"),
         (["adversarial.margin_tokens=-1"], "margin_tokens is -1, expected at least 0"),
         (

@@ -1,20 +1,19 @@
+import dataclasses
+from itertools import islice
+
 import numpy as np
 import pytest
 import torch
 from stage2_support import HIDDEN_SIZE, LLM, SPEC, make_corpus, make_states, row_states
 from torch.testing import assert_close
 
-from stage2_vocoder.dataset import (
-    CachedAudio,
-    VocoderData,
-    crop_batches,
-    crop_rows,
-    length_batches,
-    whole_batches,
-)
+from stage2_vocoder.batches import plan_crops, plan_whole
+from stage2_vocoder.dataset import CachedAudio, VocoderData
+from stage2_vocoder.metrics import validation_rows
 from stage2_vocoder.segment import with_margin
 from stage2_vocoder.states import StateIdentity, StateStore, StateWriter, corpus_hash
 from tts_stack.errors import DataError
+from tts_stack.shards import Corpus
 
 
 @pytest.fixture
@@ -59,66 +58,93 @@ def test_the_cache_keeps_to_its_limit_and_loses_nothing():
     assert list(audio._cache) == [0]
 
 
-def test_batches_depend_on_seed_and_step_alone(data):
-    def crops(start, stop, seed=0):
-        return list(
-            crop_batches(
-                data, batch_size=4, crop=10, margin=2, seed=seed, start_step=start, stop_step=stop
-            )
-        )
-
-    def whole(start, stop):
-        return list(whole_batches(data, batch_tokens=100, seed=0, start_step=start, stop_step=stop))
-
-    for make in (crops, whole):
-        for late, full in zip(make(5, 9), make(0, 9)[5:], strict=True):
-            for one, other in zip(late, full, strict=True):
-                assert_close(one, other, rtol=0, atol=0)
-    assert not torch.equal(crops(0, 1)[0].audio, crops(0, 1, seed=1)[0].audio)
-
-
-def test_every_utterance_comes_once_an_epoch_in_crop_mode():
-    rows = [row for step in range(4) for row in crop_rows(6, 3, 0, step)]
-    assert sorted(rows[:6]) == sorted(rows[6:]) == list(range(6))
-    assert rows[:6] != rows[6:]
-
-
-def test_batches_by_length_hold_every_row_once_within_the_budget():
-    counts = np.random.default_rng(0).integers(5, 60, 100)
-    batches = length_batches(counts, 200, seed=0, epoch=3)
-    assert sorted(row for batch in batches for row in batch) == list(range(100))
-    assert all(max(counts[batch]) * len(batch) <= 200 for batch in batches)
-
-
-def test_an_utterance_over_the_budget_is_a_batch_of_its_own():
-    assert sorted(length_batches(np.array([5, 500]), 100, 0, 0)) == [[0], [1]]
-
-
-@pytest.mark.parametrize("crop", [15, 16, 17, 100])
-def test_crops_around_a_clips_length_keep_one_shape(data, crop):
-    batch = next(
-        iter(
-            crop_batches(data, batch_size=6, crop=crop, margin=1, seed=0, start_step=0, stop_step=1)
-        )
-    )
-    assert batch.audio.shape == (6, crop * SPEC.samples_per_token)
-    assert int(batch.num_tokens.min()) == min(16, crop)
-
-
-def test_states_of_another_length_than_the_audio_are_refused(tmp_path, corpus):
+def store_of(folder, corpus, rows, *, hidden_size=3, num_rows=None):
+    """A store of made-up training states beside the right validation ones."""
+    counts = {"train": len(rows) if num_rows is None else num_rows}
     identity = StateIdentity(LLM, corpus_hash(corpus))
-    writer = StateWriter(tmp_path / "bad", identity, hidden_size=3, num_rows={"train": 6})
-    writer.write("train", range(6), [np.ones((7, 3))] * 6)
+    writer = StateWriter(folder, identity, hidden_size=hidden_size, num_rows=counts)
+    writer.write("train", range(len(rows)), rows)
     writer.finish()
-    data = VocoderData.open(corpus, StateStore.open(tmp_path / "bad", corpus), "train", 0)
-    with pytest.raises(DataError, match="its audio is 45 tokens long, its hidden states 7"):
-        data.whole([0])
+    return StateStore.open(folder, corpus)
+
+
+def token_counts(corpus):
+    return [SPEC.num_tokens(len(audio)) for audio in corpus.audio("train")]
+
+
+def test_audio_shorter_than_its_tokens_claim_is_found_before_anything_is_read(tmp_path, corpus):
+    counts = token_counts(corpus)
+    counts[2] += 1
+    store = store_of(tmp_path / "bad", corpus, [np.ones((count, 3)) for count in counts])
+    message = (
+        r"train-00000.parquet: train-2 is 4960 samples long, which is 31 tokens, and has hidden "
+        r"states for 32; run tts-stack tokenize and extract the states again"
+    )
+    with pytest.raises(DataError, match=message):
+        VocoderData.open(corpus, store, "train", 0)
+
+
+def test_audio_shorter_than_its_shard_says_is_refused_when_it_is_read(data):
+    short = [np.zeros(1600, np.float32)] * 6
+    cut = dataclasses.replace(data, audio=CachedAudio(short, 0))
+    with pytest.raises(DataError, match="row 0: its audio is 10 tokens long, its hidden states 45"):
+        cut.whole([0])
 
 
 def test_another_number_of_rows_is_refused(tmp_path, corpus):
-    identity = StateIdentity(LLM, corpus_hash(corpus))
-    writer = StateWriter(tmp_path / "bad", identity, hidden_size=3, num_rows={"train": 2})
-    writer.write("train", range(2), [np.ones((7, 3))] * 2)
-    writer.finish()
+    store = store_of(tmp_path / "bad", corpus, [np.ones((7, 3))] * 2)
     with pytest.raises(DataError, match="hidden states of 2 train utterances, .* has 6"):
-        VocoderData.open(corpus, StateStore.open(tmp_path / "bad", corpus), "train", 0)
+        VocoderData.open(corpus, store, "train", 0)
+
+
+def test_states_of_the_wrong_width_are_refused_when_they_are_read(tmp_path, corpus):
+    rows = [np.ones((count, 3)) for count in token_counts(corpus)]
+    store = store_of(tmp_path / "narrow", corpus, rows)
+    told = dataclasses.replace(store, info=dataclasses.replace(store.info, hidden_size=4))
+    data = VocoderData.open(corpus, told, "train", 0)
+    with pytest.raises(DataError, match="row 1: its hidden states are 3 wide, expected 4; extract"):
+        data.whole([1])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_clip_with_a_sample_that_is_no_number_is_named(data, value):
+    rows = [np.zeros(800, np.float32), np.array([0.5, value, value], np.float32)]
+    audio = CachedAudio(rows, 10**6)
+    audio.read(0, 0, 800)
+    with pytest.raises(
+        DataError, match="row 1: 2 of its 3 samples are NaN or infinite, .* prepare"
+    ):
+        audio.read(1, 0, 3)
+
+
+def test_rows_without_states_are_in_no_batch(tmp_path, corpus):
+    rows = [np.ones((count, 3)) for count in token_counts(corpus)]
+    rows[3] = np.zeros((0, 3))
+    data = VocoderData.open(corpus, store_of(tmp_path / "some", corpus, rows), "train", 0)
+    counts = data.num_tokens()
+    assert counts[3] == 0
+    whole = plan_whole(counts, batch_tokens=100, seed=0, start=0)
+    crops = plan_crops(
+        counts, batch_size=4, crop=10, margin=1, samples_per_token=160, seed=0, start=0
+    )
+    for plan in (whole, crops):
+        seen = {row for planned in islice(plan, 20) for row in planned.rows}
+        assert seen == {0, 1, 2, 4, 5}
+    assert validation_rows(data, 6, 10.0) == [0, 1, 2, 4, 5]
+
+
+def test_a_split_without_any_states_is_refused(tmp_path, corpus):
+    store = store_of(tmp_path / "none", corpus, [np.zeros((0, 3))] * 6)
+    with pytest.raises(DataError, match="no train utterance has hidden states, expected at least"):
+        VocoderData.open(corpus, store, "train", 0)
+
+
+def test_an_empty_split_is_refused(tmp_path, corpus):
+    info = dataclasses.replace(corpus.info, shards={**corpus.info.shards, "validation": ()})
+    empty = Corpus(corpus.path, info)
+    make_states(tmp_path / "states", corpus)
+    store = StateStore.open(tmp_path / "states", corpus)
+    with pytest.raises(
+        DataError, match="the validation split is empty, expected at least one clip"
+    ):
+        VocoderData.open(empty, store, "validation", 0)

@@ -4,6 +4,12 @@ import pytest
 import torch
 from auraloss.freq import MultiResolutionSTFTLoss
 from torch.testing import assert_close
+from vocos.loss import (
+    DiscriminatorLoss,
+    FeatureMatchingLoss,
+    GeneratorLoss,
+    MelSpecReconstructionLoss,
+)
 
 from stage2_vocoder.config import LossConfig, MelScaleConfig
 from stage2_vocoder.discriminators import DiscriminatorOutput
@@ -13,6 +19,7 @@ from stage2_vocoder.losses import (
     ReconstructionLoss,
     STFTLoss,
     feature_matching,
+    is_silent,
 )
 from tts_stack.contract import AudioSpec
 from tts_stack.errors import ConfigError
@@ -149,3 +156,70 @@ def test_a_hop_that_does_not_divide_a_token_is_refused():
         ConfigError, match="hop_length is 50, expected a divisor of samples_per_token 160"
     ):
         MelLoss(MelScaleConfig(160, 50, 12), SPEC)
+
+
+def judged(seed, *shapes):
+    """An output with random features, the last of which is the score."""
+    features = [noise(*shape, seed=seed + index) for index, shape in enumerate(shapes)]
+    return DiscriminatorOutput(features[-1], features)
+
+
+SHAPES = (((2, 3, 8), (2, 9)), ((2, 5, 4), (2, 2, 2), (2, 4)), ((2, 7),))
+
+
+def test_hinge_and_feature_matching_are_those_of_vocos_over_the_number_of_discriminators():
+    """Vocos' training divides each sum by the number of sub-discriminators (its section 3.3)."""
+    real = [judged(10 * index, *shapes) for index, shapes in enumerate(SHAPES)]
+    fake = [judged(10 * index + 100, *shapes) for index, shapes in enumerate(SHAPES)]
+    real_scores, fake_scores = ([output.score for output in side] for side in (real, fake))
+    hinge = ADVERSARIAL_LOSSES["hinge"]
+    wanted = DiscriminatorLoss()(real_scores, fake_scores)[0] / 3
+    assert_close(hinge.discriminator(real_scores, fake_scores), wanted[0])
+    assert_close(hinge.generator(fake_scores), GeneratorLoss()(fake_scores)[0][0] / 3)
+    features = [[output.features for output in side] for side in (real, fake)]
+    assert_close(feature_matching(real, fake), FeatureMatchingLoss()(*features)[0] / 3)
+
+
+def test_the_mel_loss_is_that_of_vocos_on_frames_half_a_hop_later():
+    """Their frames stand on the hop's first sample, ours on its middle; at the ends is silence."""
+    n_fft, hop, n_mels, silent = 160, 40, 12, 400
+    audio = torch.nn.functional.pad(noise(1, 4000), (silent, silent))
+    other = torch.nn.functional.pad(noise(1, 4000, seed=1), (silent, silent))
+    theirs = MelSpecReconstructionLoss(8000, n_fft, hop, n_mels)
+    ours = MelLoss(MelScaleConfig(n_fft, hop, n_mels), SPEC)
+    wanted = theirs(other[:, hop // 2 :], audio[:, hop // 2 :])
+    # The silent frames at the ends cost nothing, so the means differ by the number of frames alone.
+    num_frames = (audio.shape[1] // hop, (audio.shape[1] - hop // 2) // hop + 1)
+    found = ours(other, audio, torch.tensor([audio.shape[1]]))
+    assert_close(found * num_frames[0], wanted * num_frames[1], rtol=1e-3, atol=1e-3)
+
+
+def test_a_mel_loss_by_hand():
+    """One frame twice as loud, one four times as loud, two alike: (ln 2 + ln 4) / 4."""
+    audio = noise(1, 160)
+    factor = torch.tensor([2.0, 4.0, 1.0, 1.0]).repeat_interleave(40)
+    loss = MelLoss(MelScaleConfig(40, 40, 4), SPEC)
+    wanted = torch.tensor(math.log(2) + math.log(4)) / 4
+    # Without overlap a frame sees its own samples alone.
+    assert_close(loss(audio * factor, audio, torch.tensor([160])), wanted)
+
+
+def test_an_item_counts_as_silent_below_60_db():
+    audio = torch.zeros(3, 100)
+    audio[1, 50], audio[2, 50] = 0.9e-3, -1.1e-3
+    assert is_silent(audio).tolist() == [True, True, False]
+
+
+def test_a_silent_item_adds_nothing_to_the_stft_loss_and_keeps_its_weight():
+    audio, other = noise(2, 640), noise(2, 640, seed=1)
+    audio[1] = 0
+    loss, count = STFTLoss(loss_config()), torch.tensor([640, 640])
+    alone = loss(other[:1], audio[:1], count[:1])
+    assert_close(loss(other, audio, count), alone / 2)
+
+
+def test_a_batch_of_silence_has_no_stft_loss_and_a_gradient_of_zero():
+    audio_hat = noise(2, 640).requires_grad_()
+    loss = STFTLoss(loss_config())(audio_hat, torch.zeros(2, 640), torch.tensor([640, 320]))
+    loss.backward()
+    assert loss == 0 and torch.all(audio_hat.grad == 0)

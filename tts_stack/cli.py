@@ -7,7 +7,7 @@ from typing import NoReturn
 import typer
 from rich.logging import RichHandler
 
-from tts_stack.commands import check, corpus, instructions, llm, speech, train
+from tts_stack.commands import check, corpus, instructions, llm, speech, train, vocoder
 from tts_stack.commands.common import console
 from tts_stack.errors import TTSStackError
 from tts_stack.processes import is_main_process
@@ -29,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Recordings into a voice, and text into speech with it.",
 )
-for group in (speech, corpus, instructions, llm, train, check):
+for group in (speech, corpus, instructions, llm, train, vocoder, check):
     group.register(app)
 
 

@@ -144,8 +144,13 @@ class PromptSpec:
     after_text: tuple[int, ...] = ()
     durations: str = "none"  # runs of one token are collapsed, their lengths kept: see DURATIONS
     max_run: int = 1  # longest run; a longer one is split
+    num_mixed_layers: int = 1  # hidden_layer and those below it that stage 2 mixes
 
     def __post_init__(self) -> None:
+        if self.num_mixed_layers < 1:
+            raise ConfigError(
+                f"prompt.num_mixed_layers is {self.num_mixed_layers}, expected at least 1"
+            )
         if self.position_scheme not in POSITION_SCHEMES:
             raise ConfigError(
                 f"prompt.position_scheme is {self.position_scheme!r}, "

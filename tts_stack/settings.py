@@ -28,6 +28,9 @@ _MAY_CHANGE = {
     "trainer.gradient_checkpointing",
     "trainer.max_nonfinite_steps",
     "trainer.wandb_project",
+    "data.cache_mb",
+    "data.quality_every",
+    "data.num_shown",
 }
 _MAX_STEPS = "max_steps"  # of the trainer, and of each phase that has its own
 # Their product is the number of micro-batches in a step, and must stay.

@@ -102,7 +102,7 @@ def shrink_settings(
         config,
         run=str(run),
         llm=llm,
-        prompt=dataclasses.replace(config.prompt, hidden_layer=-1),
+        prompt=dataclasses.replace(config.prompt, hidden_layer=-1, num_mixed_layers=1),
         batching=_shrink_batching(config.batching, lengths, steps),
         loss=loss,
         schedule=dataclasses.replace(config.schedule, warmup_steps=warmup),

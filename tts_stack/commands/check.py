@@ -1,9 +1,10 @@
-"""`check`: the claims of stage 1, proved on the user's own settings."""
+"""`check`: the claims of both stages, proved on the user's own settings."""
 
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -34,6 +35,11 @@ class Check(StrEnum):
     lora = "lora"
     merge = "merge"
     resume = "resume"
+    states = "states"
+    stream = "stream"
+
+
+OF_STAGE_2 = (Check.states, Check.stream)
 
 
 def register(app: typer.Typer) -> None:
@@ -56,20 +62,19 @@ def check(
 
     resume: 10 + 10 steps equal 20, bit for bit
 
-    Takes the settings of train-llm: corpus=work/corpus llm=FOLDER +lora=r_8_alpha_16
-    batching.kind=packing. Exit code 1 when a claim does not hold.
-    """
-    from stage1_llm.checks.run import NEED_ADAPTER, run_check
-    from stage1_llm.config import LLMTrainConfig
-    from stage1_llm.llm_override import resolve_llm_override
-    from tts_stack.config import config_groups, load_config
+    states: the run's LLM gives the vocoder the same states in training and in synthesis; prints
+    the gap between states of recorded tokens and of its own
 
-    given = resolve_llm_override(with_defaults(overrides, "demo_llm"), config_groups()["llm"])
-    if name.value in NEED_ADAPTER and not _has_lora(given):
-        given.append(DEFAULT_LORA)
-    config = load_config(LLMTrainConfig, "train_llm", given)
+    stream: the run's vocoder, or an untrained one, decodes in pieces what it decodes at once
+
+    Takes the settings of train-llm, the last two those of train-vocoder: corpus=work/corpus
+    llm=FOLDER +lora=r_8_alpha_16 batching.kind=packing run=runs/mine. Exit code 1 when a claim
+    does not hold.
+    """
     with _quiet():
-        report = run_check(name.value, config)
+        report = (
+            _check_vocoder(name, overrides) if name in OF_STAGE_2 else _check_llm(name, overrides)
+        )
     _show(name.value, report)
     if report.failed:
         # Not typer.Exit: without standalone mode click swallows its code.
@@ -78,6 +83,38 @@ def check(
             f"first: {report.failed[0].name}; do not train with these settings, and report "
             "the lines above"
         )
+
+
+def _check_llm(name: Check, overrides: Sequence[str] | None) -> "Report":
+    """A claim of stage 1, on a tiny random model."""
+    from stage1_llm.checks.run import NEED_ADAPTER, run_check
+    from stage1_llm.config import LLMTrainConfig
+    from stage1_llm.llm_override import resolve_llm_override
+    from tts_stack.config import config_groups, load_config
+
+    given = with_defaults(list(overrides or []), "demo_llm")
+    given = resolve_llm_override(given, config_groups()["llm"])
+    if name.value in NEED_ADAPTER and not _has_lora(given):
+        given.append(DEFAULT_LORA)
+    return run_check(name.value, load_config(LLMTrainConfig, "train_llm", given))
+
+
+def _check_vocoder(name: Check, overrides: Sequence[str] | None) -> "Report":
+    """A claim of stage 2, on the models of the run."""
+    from stage2_vocoder.config import VocoderTrainConfig
+    from tts_stack.config import load_config
+
+    given = with_defaults(list(overrides or []), "demo_vocoder")
+    config = load_config(VocoderTrainConfig, "train_vocoder", given)
+    if name is Check.stream:
+        from tts_stack.checks.stream import check_stream
+
+        return check_stream(config)
+    from tts_stack.checks.states import check_states
+    from tts_stack.runtime import choose_device
+
+    device = choose_device(config.trainer.device)
+    return check_states(Path(config.run), Path(config.corpus), device)
 
 
 def _has_lora(overrides: Sequence[str]) -> bool:

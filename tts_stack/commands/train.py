@@ -71,8 +71,9 @@ def train_vocoder(
     from stage2_vocoder.train import run_training
     from tts_stack.config import load_config
     from tts_stack.export import export_voice
+    from tts_stack.processes import is_main_process
     from tts_stack.runtime import choose_device
-    from tts_stack.states import ensure_states
+    from tts_stack.states import open_states
     from tts_stack.voice import RUN_VOICE_DIR
 
     given = with_defaults(overrides, "demo_vocoder")
@@ -86,8 +87,10 @@ def train_vocoder(
     run = Path(config.run)
     with progress_bar("hidden states") as advance:
         device = choose_device(config.trainer.device)
-        llm_sha256 = ensure_states(run, Path(config.corpus), device=device, on_progress=advance)
-    summary = run_training(config, phase.value, resume=resume, llm_sha256=llm_sha256)
+        states = open_states(config, device=device, on_progress=advance)
+    summary = run_training(config, phase.value, resume=resume, states=states)
+    if not is_main_process():
+        return
     print_summary(summary, run / "vocoder" / phase.value)
     export_voice(run, run / RUN_VOICE_DIR, name=run.name, phase=phase.value)
     corpus = "" if is_demo(overrides) else f" corpus={config.corpus} run={config.run}"

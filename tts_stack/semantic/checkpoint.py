@@ -88,6 +88,15 @@ def load_codec(folder: Path, *, device: str = "cpu") -> MelCodecTokenizer:
     return MelCodecTokenizer(codec, build_log_mel(config), identity, audio)
 
 
+def read_codec_config(folder: Path) -> CodecConfig:
+    """Settings of a codec folder, its weights left on disk.
+
+    Raises:
+        CheckpointError: `codec.json` is missing, damaged or of another version.
+    """
+    return _parse_record(_read_record(folder / CODEC_FILE), folder / CODEC_FILE)[0]
+
+
 def _read_record(path: Path) -> dict[str, Any]:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))

@@ -7,6 +7,7 @@ from omegaconf import MISSING
 
 from tts_stack.contract import AudioSpec
 from tts_stack.errors import ConfigError
+from tts_stack.rates import check_token_rate
 from tts_stack.training import ScheduleConfig, TrainerConfig
 
 
@@ -26,6 +27,7 @@ class CodecConfig:
     kernel_size: int = MISSING  # tokens that one block sees; odd
     num_encoder_blocks: int = MISSING
     num_decoder_blocks: int = MISSING
+    token_rate: float | None = None  # Hz; follows from the rates above, and is checked when given
 
     def __post_init__(self) -> None:
         if MISSING in vars(self).values():
@@ -41,6 +43,14 @@ class CodecConfig:
             raise ConfigError(
                 f"codec.n_fft is {self.n_fft}, expected at least codec.hop_length "
                 f"({self.hop_length}), or samples between windows are never seen"
+            )
+        if self.token_rate is not None:
+            check_token_rate(
+                self.token_rate,
+                sample_rate=self.sample_rate,
+                hop_length=self.hop_length,
+                frames_per_token=self.frames_per_token,
+                place="codec",
             )
 
     @property

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from tts_stack.shards import Corpus
 from tts_stack.training import BEST_WEIGHTS, TrainSummary
 
 logger = logging.getLogger(__name__)
+_LONG_SHARE = 0.05  # of clips whose transcript does not fit, before it is worth a warning
 _STATISTICS_CLIPS = 256  # enough for the mean and spread of each mel bin
 
 
@@ -68,6 +70,7 @@ class CodecTask:
         self.config, self.fabric = config, fabric
         self.train_set = self._open(corpus, "train")
         self.validation_set = self._open(corpus, "validation")
+        _warn_of_long_transcripts(self.train_set, config.ctc_steps_per_token)
         self.max_tokens = round(config.batch_seconds * config.codec.audio_spec.token_rate)
         codec = build_codec(config.codec)
         codec.set_statistics(*self.train_set.statistics(_STATISTICS_CLIPS))
@@ -231,6 +234,22 @@ def run_training(config: CodecTrainConfig, *, resume: bool) -> TrainSummary:
     return summary
 
 
+def _warn_of_long_transcripts(dataset: CodecDataset, steps_per_token: int) -> None:
+    """Say when the transcript loss skips clips: the fewer tokens a second, the fewer its steps."""
+    pairs = zip(dataset.transcripts, dataset.num_tokens, strict=True)
+    needed = [len(transcript) / count for transcript, count in pairs]  # steps a token, at least
+    num_long = sum(steps > steps_per_token for steps in needed)
+    if num_long > _LONG_SHARE * len(needed):
+        logger.warning(
+            "%d of %d transcripts have more symbols than ctc_steps_per_token=%d has steps for and "
+            "teach nothing; try ctc_steps_per_token=%d",
+            num_long,
+            len(needed),
+            steps_per_token,
+            math.ceil(2 * sum(needed) / len(needed)),
+        )
+
+
 def _sizes(batch: list[CodecBatch]) -> dict[str, float]:
     return {
         "num_tokens": float(sum(int(micro.num_tokens.sum()) for micro in batch)),
@@ -241,6 +260,8 @@ def _sizes(batch: list[CodecBatch]) -> dict[str, float]:
 
 
 def _fingerprint(corpus: Corpus, config: CodecTrainConfig) -> str:
-    settings = json.dumps(dataclasses.asdict(config.codec), sort_keys=True)
+    values = dataclasses.asdict(config.codec)
+    values.pop("token_rate")  # it says again what the other rates say
+    settings = json.dumps(values, sort_keys=True)
     settings_hash = hashlib.sha256(settings.encode()).hexdigest()[:12]
     return f"corpus {corpus.info.config_hash} with codec settings {settings_hash}"
