@@ -3,13 +3,14 @@
     python benchmarks/stage2_throughput.py
 
 One vocoder and one set of discriminators, the same utterances (noise, lengths like LJ Speech's)
-and the same random 1-second crops, four ways in turn: the whole utterance decoded and the crop cut
-out of it, or the crop decoded with the margin that makes it exact; each with hidden states read
-from a cache on disk, or computed by the frozen LLM for each batch. A rate is the seconds of crops
-that generator and discriminators learn from in a second: reading, decoding, both updates and all
-losses. The discriminators and the losses see the crop alone either way, so their cost is the same
-for all four: the larger the decoder beside them, the larger the ratio. The generator's part,
-decoding and its backward pass, is shown on its own. Each figure is the median of its turns.
+and the same random 1-second crops, four ways in turn: the whole utterance decoded, heard by the
+spectral losses, and the crop cut out of it for the discriminators; or the crop decoded with the
+margin that makes it exact, and nothing else; each with hidden states read from a cache on disk, or
+computed by the frozen LLM for each batch. A rate is the seconds of crops, which is what the
+discriminators judge and the generator learns from them, in a second: reading, decoding, both
+updates and all losses. The discriminators cost the same in all four, so the ratio grows with the
+decoder. The generator's part, decoding and its backward pass, is shown on its own. Each figure is
+the median of its turns.
 
 The last line is one JSON object, of the last vocoder named: `crop_margin_cached_vs_full` is the
 rate of crops with their margin from the cache over the rate of whole utterances from the cache,
@@ -193,7 +194,7 @@ def step_turns(task: AdversarialTask, args: argparse.Namespace) -> Callable[[], 
         seconds = 0.0
         for step, batch in enumerate(task.batches(start, start + args.steps), start=start):
             task.train_step(batch, step)
-            seconds += sum(int(micro.num_tokens.sum()) for micro in batch) / data_rate(task)
+            seconds += sum(int(micro.crop_tokens.sum()) for micro in batch) / data_rate(task)
         synchronize(args.device)
         state["step"] += args.steps
         return Turn(seconds, time.perf_counter() - started)
@@ -213,7 +214,7 @@ def generator_turns(task: AdversarialTask, args: argparse.Namespace) -> Callable
             with task.fabric.autocast():
                 audio_hat = decode(task.vocoder, micro)
             audio_hat.backward(torch.ones_like(audio_hat))
-            seconds += int(micro.num_tokens.sum()) / data_rate(task)
+            seconds += int(micro.crop_tokens.sum()) / data_rate(task)
         task.vocoder.zero_grad()
         synchronize(args.device)
         return Turn(seconds, time.perf_counter() - started)

@@ -32,11 +32,19 @@ class PlannedBatch:
     rows: list[int]
     segments: list[Segment]  # one a row
     num_samples: int | None = None  # width of the audio; None takes the longest segment's
+    crops: list[Segment] | None = None  # judged, of whole utterances; None judges all of the audio
 
     def read(self, data: VocoderData) -> VocoderBatch:
         """Read it from the disk or from memory."""
         batch = data.segments(self.rows, self.segments)
-        return batch if self.num_samples is None else pad_audio(batch, self.num_samples)
+        if self.num_samples is not None:
+            batch = pad_audio(batch, self.num_samples)
+        if self.crops is None:
+            return batch
+        return batch._replace(
+            crop_starts=torch.tensor([crop.crop_start for crop in self.crops]),
+            crop_tokens=torch.tensor([crop.num_tokens for crop in self.crops]),
+        )
 
 
 @dataclass(frozen=True)
@@ -118,7 +126,8 @@ def plan_crops(
         counts: tokens of each row; one of 0 is left out.
         batch_size: crops a batch.
         crop: tokens of a crop; a shorter utterance is taken whole and padded.
-        margin: tokens decoded on either side; None decodes the whole utterance.
+        margin: tokens decoded on either side; None decodes the whole utterance, so that the
+            spectral losses hear all of it and the discriminators its crop.
         samples_per_token: of the audio.
         seed: of order and places.
         start: number of the first batch.
@@ -127,12 +136,13 @@ def plan_crops(
     for number in count(start):
         generator = step_generator(seed, number, CROP_STREAM)
         rows = [int(readable[row]) for row in crop_rows(len(readable), batch_size, seed, number)]
-        segments = []
-        for row in rows:
-            size = int(counts[row])
-            reach = size if margin is None else margin
-            segments.append(random_segment(size, crop, reach, generator))
-        yield PlannedBatch(number, rows, segments, crop * samples_per_token)
+        sizes = [int(counts[row]) for row in rows]
+        crops = [random_segment(size, crop, margin or 0, generator) for size in sizes]
+        if margin is None:
+            whole = [with_margin(0, size, 0, size) for size in sizes]
+            yield PlannedBatch(number, rows, whole, crops=crops)
+        else:
+            yield PlannedBatch(number, rows, crops, crop * samples_per_token)
 
 
 def crop_rows(num_rows: int, batch_size: int, seed: int, number: int) -> list[int]:

@@ -152,7 +152,9 @@ class AdversarialConfig:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     batch_size: int = MISSING  # crops
     crop_seconds: float = MISSING
-    decode: str = MISSING  # "crop": the crop and its margin; "full": the whole utterance
+    # "crop": the crop and its margin. "full": the whole utterance, of which the discriminators
+    # judge the crop and the spectral losses all.
+    decode: str = MISSING
     margin_tokens: int | None = None  # context around a crop; None takes the receptive field
     warmup_steps: int = MISSING  # in which the discriminators learn alone
     ema_decay: float = MISSING  # of the generator's average, which is validated and exported

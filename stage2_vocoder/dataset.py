@@ -29,7 +29,8 @@ INT16_SCALE = 32768
 class VocoderBatch(NamedTuple):
     """What the vocoder reads in one step, and the audio it should give.
 
-    In a batch of crops `hidden_states` is wider than `audio`: it holds the margin.
+    In a batch of crops `hidden_states` is wider than `audio`: it holds the margin. What the
+    discriminators judge is the crop inside `audio`, all of it unless whole utterances are decoded.
     """
 
     hidden_states: Tensor  # [B, W, S] float32, right-padded
@@ -37,6 +38,8 @@ class VocoderBatch(NamedTuple):
     audio: Tensor  # [B, T], zero on padding
     starts: Tensor  # [B] int64, token of hidden_states at which audio begins
     num_tokens: Tensor  # [B] int64, tokens of audio that are real
+    crop_starts: Tensor  # [B] int64, token of audio at which the judged crop begins
+    crop_tokens: Tensor  # [B] int64, tokens of the judged crop that are real
 
     def to(self, device: torch.device) -> "VocoderBatch":
         """The same batch on a device."""
@@ -159,6 +162,8 @@ class VocoderData:
             audio=torch.nn.utils.rnn.pad_sequence(audio, batch_first=True),
             starts=torch.tensor([part.offset for part in segments]),
             num_tokens=torch.tensor([part.num_tokens for part in segments]),
+            crop_starts=torch.zeros(len(segments), dtype=torch.int64),
+            crop_tokens=torch.tensor([part.num_tokens for part in segments]),
         )
 
     def _states(self, row: int, part: Segment) -> Tensor:

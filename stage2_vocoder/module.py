@@ -29,7 +29,7 @@ from stage2_vocoder.discriminators import (
 from stage2_vocoder.losses import ADVERSARIAL_LOSSES, ReconstructionLoss, feature_matching
 from stage2_vocoder.metrics import Validator, num_samples
 from stage2_vocoder.model import Vocoder
-from stage2_vocoder.segment import crop_tokens
+from stage2_vocoder.segment import crop_tokens, slice_audio
 from stage2_vocoder.step import (
     Tally,
     decode,
@@ -190,7 +190,7 @@ class AdversarialTask:
         self.validator = Validator(validation_data, config.data, self.loss, fabric.device)
 
     def batches(self, start_step: int, stop_step: int) -> Iterator[list[VocoderBatch]]:
-        """Crops, decoded with a margin or inside their whole utterance."""
+        """Crops decoded with a margin, or whole utterances and the crop of each to be judged."""
         phase = self.phase
         margin = margin_tokens(phase.margin_tokens, self.vocoder)
         plan = plan_crops(
@@ -225,6 +225,13 @@ class AdversarialTask:
         )
         return {**figures, **rates, **sizes(batch)}
 
+    def crop_of(self, audio: Tensor, micro: VocoderBatch) -> Tensor:
+        """What the discriminators judge of a batch's audio: [B, T] -> [B, samples of a crop]."""
+        size = self.vocoder.audio.samples_per_token
+        return slice_audio(
+            audio, micro.crop_starts * size, self.crop * size, micro.crop_tokens * size
+        )
+
     def set_learning_rates(self, step: int) -> None:
         """By each network's own steps: the generator's begin after the warm-up."""
         schedule, warmup = self.phase.schedule, self.phase.warmup_steps
@@ -239,7 +246,8 @@ class AdversarialTask:
         tally, weight = Tally(), 1 / self.reader.share.per_step
 
         def loss_of(micro: VocoderBatch, audio_hat: Tensor) -> Tensor:
-            real, fake = split_outputs(self.judge(torch.cat([micro.audio, audio_hat])))
+            heard = torch.cat([self.crop_of(micro.audio, micro), self.crop_of(audio_hat, micro)])
+            real, fake = split_outputs(self.judge(heard))
             loss = self.adversarial.discriminator(scores(real), scores(fake))
             figures = {"loss": loss, "real": _mean_score(real), "fake": _mean_score(fake)}
             tally.add({f"discriminator/{name}": value for name, value in figures.items()}, weight)
@@ -326,9 +334,9 @@ class AdversarialTask:
             audio_hat = decode(self.model, micro)
         # Not through `judge`: these weights learn nothing here, so no process waits for them.
         with self.fabric.autocast():
-            fake = self.discriminators(audio_hat)
+            fake = self.discriminators(self.crop_of(audio_hat, micro))
             with torch.no_grad():
-                real = self.discriminators(micro.audio)
+                real = self.discriminators(self.crop_of(micro.audio, micro))
         adversarial = self.adversarial.generator(scores(fake))
         features = feature_matching(real, fake)
         losses = self.loss(audio_hat, micro.audio, num_samples(micro, self.vocoder.audio))

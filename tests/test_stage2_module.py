@@ -93,15 +93,57 @@ def test_in_the_warm_up_the_discriminators_learn_alone(make_task):
     assert changed(before, task.vocoder)
 
 
-def test_decoding_a_crop_or_the_whole_gives_the_same_audio(make_task):
+def test_the_judged_crop_is_the_same_decoded_alone_or_inside_its_utterance(make_task):
     crop = make_task(AdversarialTask, "adversarial.decode=crop")
     full = make_task(AdversarialTask, "adversarial.decode=full")
     with torch.no_grad():
         for (one,), (other,) in zip(crop.batches(0, 4), full.batches(0, 4), strict=True):
-            assert_close(one.audio, other.audio, rtol=0, atol=0)
+            recorded = crop.crop_of(one.audio, one), full.crop_of(other.audio, other)
+            assert_close(*recorded, rtol=0, atol=0)
+            audio_hat = decode(crop.vocoder, one), decode(full.vocoder, other)
+            assert audio_hat[0].shape[1] < audio_hat[1].shape[1]
             assert_close(
-                decode(crop.vocoder, one), decode(full.vocoder, other), atol=1e-5, rtol=1e-5
+                crop.crop_of(audio_hat[0], one),
+                full.crop_of(audio_hat[1], other),
+                atol=1e-5,
+                rtol=1e-5,
             )
+
+
+def test_a_crop_decoded_alone_is_judged_whole(make_task):
+    task = make_task(AdversarialTask, "adversarial.decode=crop")
+    (batch,) = next(iter(task.batches(0, 1)))
+    assert_close(task.crop_of(batch.audio, batch), batch.audio, rtol=0, atol=0)
+
+
+def test_decoding_in_full_keeps_the_spectral_losses_on_the_whole_utterance(make_task):
+    task = make_task(AdversarialTask, "adversarial.decode=full")
+    batch = next(iter(task.batches(0, 1)))
+    (micro,) = batch
+    with torch.no_grad():
+        audio_hat = decode(task.vocoder, micro)
+        wanted = task.loss(audio_hat, micro.audio, num_samples(micro, SPEC))
+    figures = task.update_generator(batch, None)
+    assert figures["generator/mel"] == pytest.approx(float(wanted.mel), rel=1e-5)
+    counts = task.train_data.num_tokens()
+    assert set(micro.num_tokens.tolist()) <= set(counts.tolist())
+    assert int(micro.crop_tokens.max()) == task.crop < int(micro.num_tokens.max())
+
+
+def test_decoding_in_full_shows_the_discriminators_the_crop_alone(make_task):
+    """What is outside may change at will: their update stays the same."""
+    first, second = (make_task(AdversarialTask, "adversarial.decode=full") for _ in range(2))
+    (micro,) = next(iter(first.batches(0, 1)))
+    audio_hat = decode(first.vocoder, micro).detach()
+    size = SPEC.samples_per_token
+    place = torch.arange(micro.audio.shape[1])
+    begins, counts = micro.crop_starts * size, micro.crop_tokens * size
+    is_crop = (place >= begins[:, None]) & (place < (begins + counts)[:, None])
+    assert not is_crop.all()
+    changed_outside = micro._replace(audio=torch.where(is_crop, micro.audio, 0.5))
+    one = first.update_discriminators([micro], [audio_hat])
+    other = second.update_discriminators([changed_outside], [torch.where(is_crop, audio_hat, -0.5)])
+    assert one == other
 
 
 def test_generated_audio_is_silent_where_a_short_clip_is_padded(make_task):
