@@ -97,7 +97,7 @@ def find_base(source: str, *, with_weights: bool = True) -> Path:
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{source}: neither a folder, nor in the local cache, nor can it be downloaded "
-            f"({_first_line(error)}); give a folder instead: llm=FOLDER"
+            f"({_first_line(error)}); check the name, or give the folder of a model"
         ) from error
 
 

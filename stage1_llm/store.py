@@ -179,6 +179,11 @@ def open_store(
     too_long.report(split)
     if num_dropped:
         logger.warning("%s: %d symbols unknown to the voice were dropped", split, num_dropped)
+    if not num_rows:
+        raise DataError(
+            f"{corpus.path}: the {split} split is empty, expected at least one utterance; re-run "
+            "tts-stack prepare with more recordings"
+        )
     if not kept:
         raise DataError(
             f"{corpus.path}: {split}: none of {num_rows} utterances is left for stage 1 "

@@ -67,6 +67,7 @@ def run_training(
     logger.info("plan: %s", describe_plan(samples.lengths, config.batching, config.trainer))
 
     out_dir = open_run_dir(Path(config.run) / LLM_FOLDER, config, resume=resume)
+    config.schedule.warn_when_never_warm(config.trainer.max_steps)
     network = build_trained_network(config, language, contract.codebook_sizes)
     _report_size(network)
     task = LLMTask(

@@ -90,6 +90,7 @@ def run_training(
     )
 
     trainer = phase_trainer(config, phase)
+    getattr(config, phase).schedule.warn_when_never_warm(trainer.max_steps)
     task = _make_task(phase, make_fabric(trainer), vocoder, config, inputs)
     _report(config, task, inputs)
     summary = train(

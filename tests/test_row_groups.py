@@ -5,7 +5,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tts_stack import row_groups
-from tts_stack.row_groups import RowGroups
+from tts_stack.errors import DataError
+from tts_stack.row_groups import RowGroups, SplitTokens, iter_tokens
 
 SHARDS = [[0, 1, 2, 3, 4], [5], [6, 7, 8]]
 
@@ -55,3 +56,14 @@ def test_rows_travel_to_other_processes_without_their_open_files(rows):
     copy = pickle.loads(pickle.dumps(rows))
     assert not copy._files
     assert value(copy, 8) == value(rows, 8)
+
+
+def test_a_row_without_tokens_is_named_with_the_command(tmp_path):
+    path = tmp_path / "train-00000.parquet"
+    texts = {name: ["one", "two"] for name in ("id", "model_text", "speaker", "language")}
+    pq.write_table(pa.table({**texts, "semantic_tokens": [[1, 2], None]}), path)
+    message = "train-00000.parquet: utterance two has no semantic_tokens; run tts-stack tokenize"
+    with pytest.raises(DataError, match=message):
+        SplitTokens([path], 1)[1]
+    with pytest.raises(DataError, match=message):
+        list(iter_tokens(path, 1))

@@ -170,7 +170,9 @@ def test_offline_a_hub_name_says_how_to_give_a_folder(monkeypatch):
     message = (
         r"some/model: neither a folder, nor in the local cache, nor .* \(outgoing traffic has "
     )
-    with pytest.raises(CheckpointError, match=message + "been disabled.*llm=FOLDER"):
+    with pytest.raises(
+        CheckpointError, match=message + "been disabled.*; check the name, or give the folder"
+    ):
         load_base("some/model")
 
 

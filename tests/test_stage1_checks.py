@@ -135,6 +135,12 @@ def test_checks_pass_for_several_codebooks_and_durations(wide_corpus, name, dura
     assert_passes(name, scratch(wide_corpus, prompt=prompt_config(durations=durations)))
 
 
+def test_packing_cannot_be_checked_on_a_single_sample(corpus, monkeypatch):
+    monkeypatch.setattr("stage1_llm.checks.setup.NUM_SAMPLES", 1)
+    with pytest.raises(DataError, match="train: 1 utterance .* check pack needs 2; add utterances"):
+        run_check("pack", scratch(corpus))
+
+
 def test_a_sample_is_shown_token_by_token(corpus):
     shown = run_check("collate", scratch(corpus)).sample
     assert [shown[0].name, shown[0].group, shown[0].label] == ["[TEXT]", "", None]

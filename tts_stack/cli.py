@@ -22,6 +22,7 @@ QUIETED = (
     "matplotlib",
     "numba",
 )
+INTERRUPTED = 130  # what click makes of Ctrl-C
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -55,6 +56,8 @@ def main() -> NoReturn:
             raise
         show()
         sys.exit(2)
+    if code == INTERRUPTED:
+        fail("interrupted")
     sys.exit(code or 0)
 
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from tts_stack.errors import DataError
 from tts_stack.records import TokenizedUtterance
 
 MAX_OPEN_FILES = 64
@@ -86,7 +87,7 @@ class SplitTokens(Sequence[TokenizedUtterance]):
     def __getitem__(self, index: Any) -> Any:
         """The utterance of row `index`."""
         row = self._rows.read(index, [*TEXT_COLUMNS, TOKENS_COLUMN])
-        return _utterance(row.table, row.place, self._num_codebooks)
+        return _utterance(row.table, row.place, self._num_codebooks, row.path)
 
 
 def iter_tokens(path: Path, num_codebooks: int) -> Iterator[TokenizedUtterance]:
@@ -95,13 +96,19 @@ def iter_tokens(path: Path, num_codebooks: int) -> Iterator[TokenizedUtterance]:
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(_STREAMED_ROWS, columns=columns, use_threads=False):
             for row in range(len(batch)):
-                yield _utterance(batch, row, num_codebooks)
+                yield _utterance(batch, row, num_codebooks, path)
 
 
 def _utterance(
-    table: pa.Table | pa.RecordBatch, row: int, num_codebooks: int
+    table: pa.Table | pa.RecordBatch, row: int, num_codebooks: int, path: Path
 ) -> TokenizedUtterance:
-    flat: NDArray[np.int64] = table.column(TOKENS_COLUMN)[row].values.to_numpy().astype(np.int64)
-    tokens = flat if num_codebooks == 1 else flat.reshape(-1, num_codebooks)
     texts = {name: table.column(name)[row].as_py() for name in TEXT_COLUMNS}
+    found = table.column(TOKENS_COLUMN)[row]
+    if not found.is_valid:
+        raise DataError(
+            f"{path}: utterance {texts['id']} has no {TOKENS_COLUMN}; run tts-stack tokenize "
+            f"corpus={path.parent}"
+        )
+    flat: NDArray[np.int64] = found.values.to_numpy().astype(np.int64)
+    tokens = flat if num_codebooks == 1 else flat.reshape(-1, num_codebooks)
     return TokenizedUtterance(semantic_tokens=tokens, **texts)

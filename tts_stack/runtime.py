@@ -37,7 +37,7 @@ def choose_device(name: str = "auto") -> torch.device:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"device {name!r} cannot be used ({reason}); try --device cpu") from error
+        raise ConfigError(f"device {name!r} cannot be used ({reason}); try cpu") from error
     return device
 
 

@@ -16,7 +16,7 @@ from stage1_llm.loss import Denominators, denominators, step_loss, step_sums
 from stage1_llm.network import Predictions, TextToSemantic
 from stage1_llm.prompt import GROUP_NAMES, GROUP_NONE, Prompt
 from stage1_llm.stream import IGNORE_INDEX
-from tts_stack.errors import ConfigError
+from tts_stack.errors import ConfigError, DataError
 
 KINDS = {"dynamic": "padded batch", "packing": "packed row"}
 
@@ -29,8 +29,17 @@ class Learnt(NamedTuple):
 
 
 def check_pack(setup: Setup) -> Report:
-    """Compare both kinds of batches with each sample alone, in plain transformers attention."""
+    """Compare both kinds of batches with each sample alone, in plain transformers attention.
+
+    Raises:
+        DataError: a single sample, beside which nothing can be padded or packed.
+    """
     prompts, pad = setup.prompts(), setup.contract.tokens.pad
+    if len(prompts) < 2:
+        raise DataError(
+            f"{setup.user.corpus}: train: 1 utterance of at most batching.max_length="
+            f"{setup.user.batching.max_length} tokens, check pack needs 2; add utterances or raise it"
+        )
     network = setup.network()
     disturb(network)
     singles = [collate_prompts([prompt], pad_id=pad) for prompt in prompts]

@@ -41,6 +41,7 @@ def train_llm(overrides: Overrides = None, resume: Resume = False) -> None:
     from stage1_llm.train import run_training
     from tts_stack.config import config_groups, load_config
     from tts_stack.listen import make_listener
+    from tts_stack.shards import Corpus
 
     given = with_defaults(overrides, "demo_llm")
     given = resolve_llm_override(given, config_groups()["llm"])
@@ -51,6 +52,10 @@ def train_llm(overrides: Overrides = None, resume: Resume = False) -> None:
     corpus = "" if is_demo(overrides) else f" corpus={config.corpus} run={config.run}"
     if config.lora is not None:
         next_step(f"tts-stack merge-lora {config.run}")
+    elif not Corpus.open(Path(config.corpus)).info.has_audio:
+        next_step(
+            "stage 2 needs recordings: tts-stack train-vocoder corpus=… with a corpus of audio"
+        )
     else:
         next_step(f"tts-stack train-vocoder{corpus} --phase reconstruction")
 

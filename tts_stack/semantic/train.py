@@ -216,6 +216,7 @@ def run_training(config: CodecTrainConfig, *, resume: bool) -> TrainSummary:
             f"{corpus.info.sample_rate} Hz; choose another codec=… or re-run tts-stack prepare "
             f"with sample_rate={config.codec.sample_rate}"
         )
+    config.schedule.warn_when_never_warm(config.trainer.max_steps)
     fabric = training.make_fabric(config.trainer)
     out_dir = open_run_dir(Path(config.run) / "codec", config, resume=resume)
     task = CodecTask(corpus, config, fabric)

@@ -1,5 +1,6 @@
 """Learning rates over the steps."""
 
+import logging
 import math
 from dataclasses import dataclass
 
@@ -8,6 +9,7 @@ from torch.optim import Optimizer
 
 from tts_stack.ranges import check_choice, check_number
 
+logger = logging.getLogger(__name__)
 SCHEDULES = ("cosine", "wsd", "constant")
 
 
@@ -25,6 +27,16 @@ class ScheduleConfig:
         check_number("schedule.warmup_steps", self.warmup_steps, at_least=0)
         check_number("schedule.min_factor", self.min_factor, at_least=0, at_most=1)
         check_number("schedule.decay_fraction", self.decay_fraction, above=0, at_most=1)
+
+    def warn_when_never_warm(self, max_steps: int) -> None:
+        """Say that the training ends before its learning rate has risen."""
+        if self.warmup_steps >= max_steps > 0:
+            logger.warning(
+                "schedule.warmup_steps is %d, the training has %d steps: the learning rate never "
+                "reaches its value; take fewer",
+                self.warmup_steps,
+                max_steps,
+            )
 
     def factor(self, step: int, max_steps: int) -> float:
         """Factor for step 0 .. max_steps - 1; the warm-up's first step is not zero."""
