@@ -137,7 +137,7 @@ def test_checks_pass_for_several_codebooks_and_durations(wide_corpus, name, dura
 
 def test_packing_cannot_be_checked_on_a_single_sample(corpus, monkeypatch):
     monkeypatch.setattr("stage1_llm.checks.setup.NUM_SAMPLES", 1)
-    with pytest.raises(DataError, match="train: 1 utterance .* check pack needs 2; add utterances"):
+    with pytest.raises(DataError, match="train: 1 utterance .* check pack needs 2; add some"):
         run_check("pack", scratch(corpus))
 
 

@@ -179,7 +179,7 @@ def test_a_split_with_nothing_left_is_an_error(tmp_path):
 
 
 def test_an_empty_split_is_an_error(corpus):
-    with pytest.raises(DataError, match="validation: none of 0 utterances is left"):
+    with pytest.raises(DataError, match="the validation split is empty, expected at least one"):
         open_store(corpus, "validation", make, max_length=40, cache_tokens=0)
 
 

@@ -38,7 +38,7 @@ def check_pack(setup: Setup) -> Report:
     if len(prompts) < 2:
         raise DataError(
             f"{setup.user.corpus}: train: 1 utterance of at most batching.max_length="
-            f"{setup.user.batching.max_length} tokens, check pack needs 2; add utterances or raise it"
+            f"{setup.user.batching.max_length} tokens, check pack needs 2; add some or raise it"
         )
     network = setup.network()
     disturb(network)

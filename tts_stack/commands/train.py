@@ -53,9 +53,7 @@ def train_llm(overrides: Overrides = None, resume: Resume = False) -> None:
     if config.lora is not None:
         next_step(f"tts-stack merge-lora {config.run}")
     elif not Corpus.open(Path(config.corpus)).info.has_audio:
-        next_step(
-            "stage 2 needs recordings: tts-stack train-vocoder corpus=… with a corpus of audio"
-        )
+        next_step("tts-stack prepare: stage 2 needs recordings, this corpus holds tokens alone")
     else:
         next_step(f"tts-stack train-vocoder{corpus} --phase reconstruction")
 
