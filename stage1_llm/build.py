@@ -54,6 +54,13 @@ def build_language(config: LLMTrainConfig, corpus: Corpus) -> Language:
         tokens = build_token_map(corpus.info.symbols, codebook_size, extras)
         return Language(tokens, SymbolEncoder(tokens), _spec(config), None)
     base = load_base(config.llm.base_model)
+    if corpus.info.text.kind == "phonemes":
+        logger.warning(
+            "%s: holds phonemes, which the tokenizer of %s cuts into bytes; re-run tts-stack "
+            "prepare with text.kind=normalized for a base model",
+            corpus.path,
+            base.source,
+        )
     tokens = grow_token_map(
         num_text_ids(base.tokenizer),
         codebook_size,

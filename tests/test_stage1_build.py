@@ -99,3 +99,10 @@ def test_mixed_layers_reach_the_contract_and_too_many_are_refused_before_trainin
     config = train_config(prompt=prompt_config(num_mixed_layers=4))
     with pytest.raises(ConfigError, match="num_mixed_layers is 4, expected 1 .. 3"):
         build_trained_network(config, language, ())
+
+
+@pytest.mark.parametrize(("kind", "warns"), [("phonemes", True), ("normalized", False)])
+def test_a_base_model_on_phonemes_is_warned_of(corpus, tmp_path, caplog, kind, warns):
+    info = dataclasses.replace(corpus.info, text=dataclasses.replace(corpus.info.text, kind=kind))
+    build_language(config_for(tmp_path), dataclasses.replace(corpus, info=info))
+    assert ("re-run tts-stack prepare with text.kind=normalized" in caplog.text) is warns
