@@ -1,19 +1,23 @@
 """From a corpus and settings to the id space, the text encoder, the prompt form and the network."""
 
+import dataclasses
 import logging
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from stage1_llm.base import Base, add_token_names, grow_model, load_base, num_text_ids, render_chat
 from stage1_llm.config import LLMTrainConfig
+from stage1_llm.dataset import measure_stride
 from stage1_llm.lora import apply_lora
 from stage1_llm.model import build_llm, mixed_layers
 from stage1_llm.network import TextToSemantic, build_network
 from stage1_llm.text import SymbolEncoder, TextEncoder, TokenizerEncoder
 from stage1_llm.vocab import Extras, build_token_map, grow_token_map
-from tts_stack.contract import PromptSpec, TokenMap
+from tts_stack.contract import PromptSpec, TokenMap, VoiceContract
 from tts_stack.errors import ConfigError
 from tts_stack.shards import Corpus
 
@@ -74,6 +78,33 @@ def build_language(config: LLMTrainConfig, corpus: Corpus) -> Language:
         template = render_chat(base.tokenizer, tokens)
         spec = _spec(config, before_text=template.before, after_text=template.after)
     return Language(tokens, TokenizerEncoder(base.tokenizer), spec, base)
+
+
+def build_contract(
+    name: str,
+    corpus: Corpus,
+    language: Language,
+    num_text: NDArray[np.integer],
+    lengths: NDArray[np.integer],
+) -> VoiceContract:
+    """The voice contract as far as the samples of a corpus decide it.
+
+    Args:
+        name: of the voice.
+        corpus: tokenised.
+        language: its id space and prompt.
+        num_text: text ids of each sample.
+        lengths: tokens of each whole prompt.
+    """
+    stride = measure_stride(num_text, lengths, language.spec)
+    return VoiceContract(
+        name=name,
+        audio=corpus.audio_spec,
+        text=corpus.info.text,
+        codec=corpus.require_codec(),
+        tokens=language.tokens,
+        prompt=dataclasses.replace(language.spec, text_stride=round(stride, 4)),
+    )
 
 
 def build_trained_network(

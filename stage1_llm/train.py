@@ -11,10 +11,16 @@ from pathlib import Path
 import torch
 
 from stage1_llm.batching import describe_plan
-from stage1_llm.build import Language, build_language, build_trained_network, save_tokenizer
+from stage1_llm.build import (
+    Language,
+    build_contract,
+    build_language,
+    build_trained_network,
+    save_tokenizer,
+)
 from stage1_llm.checkpoint import ADAPTER_FOLDER, MODEL_FOLDER, save_llm
 from stage1_llm.config import LLMTrainConfig
-from stage1_llm.dataset import make_sample, measure_lengths, measure_stride, num_markers
+from stage1_llm.dataset import make_sample, measure_lengths, num_markers
 from stage1_llm.lora import save_adapter
 from stage1_llm.module import LLMTask
 from stage1_llm.network import TextToSemantic
@@ -62,7 +68,7 @@ def run_training(
     language = build_language(config, corpus)
     samples = _open_split(corpus, "train", language, config)
     validation = _open_split(corpus, "validation", language, config)
-    contract = build_contract(config, corpus, language, samples)
+    contract = voice_contract(config, corpus, language, samples)
     _report_durations(contract, samples)
     logger.info("plan: %s", describe_plan(samples.lengths, config.batching, config.trainer))
 
@@ -100,18 +106,13 @@ def run_training(
     return summary
 
 
-def build_contract(
+def voice_contract(
     config: LLMTrainConfig, corpus: Corpus, language: Language, samples: SampleStore
 ) -> VoiceContract:
     """The voice contract as far as stage 1 knows it."""
-    stride = measure_stride(samples.num_text, samples.lengths, language.spec)
-    return VoiceContract(
-        name=config.name or Path(config.run).name,
-        audio=corpus.audio_spec,
-        text=corpus.info.text,
-        codec=corpus.require_codec(),
-        tokens=language.tokens,
-        prompt=dataclasses.replace(language.spec, text_stride=round(stride, 4)),
+    name = config.name or Path(config.run).name
+    return dataclasses.replace(
+        build_contract(name, corpus, language, samples.num_text, samples.lengths),
         length=measure_lengths(samples.num_text, samples.num_audio),
         sampling=SamplingSpec(config.sampling.temperature, config.sampling.top_p),
     )

@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from stage1_llm.build import Language, build_language, build_trained_network
+from stage1_llm.build import Language, build_contract, build_language, build_trained_network
 from stage1_llm.checks.shrink import shrink_base, shrink_llm, shrink_settings
 from stage1_llm.config import LLMTrainConfig
-from stage1_llm.dataset import Sample, make_sample, measure_stride, num_markers, sample_prompt
+from stage1_llm.dataset import Sample, make_sample, num_markers, sample_prompt
 from stage1_llm.module import prepare_network
 from stage1_llm.network import TextToSemantic
 from stage1_llm.prompt import Prompt
@@ -112,7 +112,13 @@ def open_setup(user: LLMTrainConfig) -> Iterator[Setup]:
             shrink_settings(user, lengths, llm, folder / "run"),
             user,
             language,
-            _contract(corpus, language, samples),
+            build_contract(
+                "check",
+                corpus,
+                language,
+                np.array([len(sample.text_ids) for sample in samples]),
+                np.array(lengths),
+            ),
             tuple(examples),
             tuple(samples),
             shape,
@@ -172,20 +178,4 @@ def _cut(sample: Sample, language: Language, index: int) -> Sample:
     )
     return dataclasses.replace(
         short, length=len(sample_prompt(short, language.tokens, language.spec))
-    )
-
-
-def _contract(corpus: Corpus, language: Language, samples: Sequence[Sample]) -> VoiceContract:
-    stride = measure_stride(
-        np.array([len(sample.text_ids) for sample in samples]),
-        np.array([sample.length for sample in samples]),
-        language.spec,
-    )
-    return VoiceContract(
-        name="check",
-        audio=corpus.audio_spec,
-        text=corpus.info.text,
-        codec=corpus.require_codec(),
-        tokens=language.tokens,
-        prompt=dataclasses.replace(language.spec, text_stride=round(stride, 4)),
     )
