@@ -105,7 +105,7 @@ def test_an_empty_validation_set(train, corpus):
         num_utterances={**info.num_utterances, "validation": 0},
     )
     write_info(corpus, nothing)
-    assert_refused(train("llm=tiny"), "validation: none of 0 utterances is left")
+    assert_refused(train("llm=tiny"), "the validation split is empty, expected at least one")
 
 
 def test_a_resume_with_other_settings_shows_the_difference(train):
