@@ -21,7 +21,7 @@ from stage2_vocoder.pictures import Pictures
 from stage2_vocoder.states import StatesReader, StateStore
 from tts_stack.errors import CheckpointError, ConfigError
 from tts_stack.processes import is_main_process
-from tts_stack.runtime import open_run_dir, seed_everything
+from tts_stack.runtime import open_run_dir, require_free, seed_everything
 from tts_stack.shards import Corpus
 from tts_stack.training import (
     BEST_WEIGHTS,
@@ -81,6 +81,7 @@ def run_training(
             "trainer.strategy is 'fsdp', train-vocoder takes auto or ddp: every device holds the "
             "whole vocoder"
         )
+    check_run(config, phase, resume=resume)
     inputs = _open_inputs(config, llm_sha256, states)
     identity = _identity(config, inputs, phase)
     seed_everything(config.trainer.seed)
@@ -109,6 +110,22 @@ def run_training(
         save_vocoder(folder / MODEL_FOLDER, identity, load_weights(folder / "checkpoints" / kept))
     wait_for_all()
     return summary
+
+
+def check_run(config: VocoderTrainConfig, phase: str, *, resume: bool) -> None:
+    """Find what stops a phase before hidden states are extracted, or older ones replaced.
+
+    Raises:
+        ConfigError: the run folder already holds this phase.
+        CheckpointError: there is no finished reconstruction to start from.
+    """
+    require_free(phase_folder(config.run, phase), resume=resume)
+    folder = phase_folder(config.run, "reconstruction") / MODEL_FOLDER
+    if phase == "adversarial" and not (folder / "config.json").exists():
+        raise CheckpointError(
+            f"{folder}: no finished reconstruction to start from; run tts-stack "
+            f"train-vocoder run={config.run} --phase reconstruction first"
+        )
 
 
 def phase_folder(run: str | Path, phase: str) -> Path:
@@ -173,11 +190,6 @@ def _first_weights(config: VocoderTrainConfig, identity: VocoderIdentity) -> Voc
             num_mixed_layers=identity.num_mixed_layers,
         )
     folder = phase_folder(config.run, "reconstruction") / MODEL_FOLDER
-    if not (folder / "config.json").exists():
-        raise CheckpointError(
-            f"{folder}: no finished reconstruction to start from; run tts-stack "
-            f"train-vocoder run={config.run} --phase reconstruction first"
-        )
     found = read_identity(folder)
     if found != dataclasses.replace(identity, phase=found.phase):
         raise CheckpointError(

@@ -70,13 +70,8 @@ def open_run_dir(path: Path, config: object, *, resume: bool, unused: Collection
             settings (the message shows which), or another training is running in it, or it cannot
             be written.
     """
-    has_run = (path / "checkpoints" / "last.ckpt").exists()
-    if has_run and not resume:
-        raise ConfigError(
-            f"{path} already holds a training run; add --resume to continue it, "
-            "or choose another folder with run=…"
-        )
-    if has_run:
+    require_free(path, resume=resume)
+    if _has_run(path):
         require_same_settings(path, config, unused=unused)
     if not is_main_process():
         return path
@@ -88,6 +83,23 @@ def open_run_dir(path: Path, config: object, *, resume: bool, unused: Collection
     except OSError as error:
         raise ConfigError(f"{path}: cannot write the run folder ({error.strerror})") from error
     return path
+
+
+def require_free(path: Path, *, resume: bool) -> None:
+    """Refuse to train anew in a folder that holds a training.
+
+    Raises:
+        ConfigError: it does, and `resume` is False.
+    """
+    if _has_run(path) and not resume:
+        raise ConfigError(
+            f"{path} already holds a training run; add --resume to continue it, "
+            "or choose another folder with run=…"
+        )
+
+
+def _has_run(path: Path) -> bool:
+    return (path / "checkpoints" / "last.ckpt").exists()
 
 
 def versions() -> dict[str, str]:

@@ -71,7 +71,7 @@ def train_vocoder(
     Common settings: corpus=work/corpus run=runs/mine trainer.max_steps=3000 vocoder=base
     """
     from stage2_vocoder.config import VocoderTrainConfig
-    from stage2_vocoder.train import run_training
+    from stage2_vocoder.train import check_run, run_training
     from tts_stack.config import load_config
     from tts_stack.export import export_voice
     from tts_stack.processes import is_main_process
@@ -88,6 +88,7 @@ def train_vocoder(
     ]
     config = load_config(VocoderTrainConfig, "train_vocoder", given)
     run = Path(config.run)
+    check_run(config, phase.value, resume=resume)
     with progress_bar("hidden states") as advance:
         device = choose_device(config.trainer.device)
         states = open_states(config, device=device, on_progress=advance)
