@@ -212,18 +212,21 @@ def test_documented_overrides_are_accepted(command, overrides):
     from tts_stack.data.config import PrepareConfig
     from tts_stack.semantic.config import CodecTrainConfig
 
+    places = ("corpus=c", "run=r")
     given = {
-        "prepare": (PrepareConfig, ("source=in", "corpus=out")),
-        "train-codec": (CodecTrainConfig, ("corpus=c", "run=r")),
-        "train-llm": (LLMTrainConfig, ("corpus=c", "run=r")),
-        "train-vocoder": (VocoderTrainConfig, ("corpus=c", "run=r")),
+        "prepare": (PrepareConfig, "prepare", ("source=in", "corpus=out")),
+        "train-codec": (CodecTrainConfig, "train_codec", places),
+        "train-llm": (LLMTrainConfig, "train_llm", places),
+        "train-vocoder": (VocoderTrainConfig, "train_vocoder", places),
+        "extract-states": (VocoderTrainConfig, "train_vocoder", places),
+        "floor": (VocoderTrainConfig, "train_vocoder", places),
     }
     if command not in given:
         assert not overrides or command in ("tokenize", "check")
         return
-    schema, needed = given[command]
+    schema, name, needed = given[command]
     resolved = resolve_llm_override(overrides, config_groups().get("llm", []))
-    load_config(schema, command.replace("-", "_"), [*needed, *resolved])
+    load_config(schema, name, [*needed, *resolved])
 
 
 def test_links_in_the_pages_lead_somewhere():
