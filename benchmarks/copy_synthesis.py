@@ -42,7 +42,8 @@ def main() -> None:
     store = StateStore.open(states_folder(args.run), corpus)
     data = VocoderData.open(corpus, store, "validation", 10**9)
     rows = validation_rows(data, args.clips, args.max_seconds)
-    texts = [corpus.token_rows("validation")[row].text for row in rows]
+    spoken = [utterance.text for utterance in corpus.utterances("validation")]
+    texts = [spoken[row] for row in rows]
     referee = Referee(args.cache, num_threads=args.threads)
     losses = load_config(VocoderTrainConfig, "train_vocoder", ["corpus=c", "run=r"]).losses
     report: dict[str, dict[str, float]] = {}
